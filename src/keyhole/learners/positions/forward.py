@@ -413,13 +413,14 @@ def differentiate_scores(layer: PlacedLayer, seen: Seen, head: int) -> Float[Arr
     mixed = np.swapaxes(seen.weights[:, :, head, None] * (off @ root.T) / errors, 1, 2)  # (n, r, m)
     turned, keys = seen.turned[:, :, head], seen.keys[:, :, head]
     count, length = turned.shape[:2]
-    by_key = turned[..., None] * seen.with_one[:, :, None]
     met = keys.copy()
     if seen.turns is not None:
         powers = seen.turns.powers[head]
         met[..., :size] = np.einsum("nmp,mpq->nmq", keys[..., :size], powers)
+    by_key = (mixed[:, :, None] * np.swapaxes(turned, 1, 2)[:, None]).reshape(count, -1, length)
     by_query = (mixed @ met)[..., None] * seen.with_one[:, -1][:, None, None]
-    blocks = [mixed @ by_key.reshape(count, length, -1), by_query.reshape(*mixed.shape[:2], -1)]
+    shape = *mixed.shape[:2], -1
+    blocks = [(by_key @ seen.with_one).reshape(shape), by_query.reshape(shape)]
     if seen.turns is not None and "turns" in layer.free:
         left, right = seen.turns.vectors[head], seen.turns.inverse[head]
         outer = (keys[..., :size] @ left)[..., None] * (seen.queries[:, head, :size] @ right.T)[
@@ -427,9 +428,7 @@ def differentiate_scores(layer: PlacedLayer, seen: Seen, head: int) -> Float[Arr
         ]
         outer = outer * seen.turns.quotients[head]
         found = (mixed @ outer.reshape(count, length, -1)).reshape(*mixed.shape[:2], size, size)
-        blocks.append(
-            (right.T @ found @ left.T).real.reshape(*mixed.shape[:2], -1).astype(mixed.dtype)
-        )
+        blocks.append((right.T @ found @ left.T).real.reshape(shape).astype(mixed.dtype))
     both = np.concatenate(blocks, axis=2)
     return np.asarray(both.reshape(-1, both.shape[2]))
 
@@ -483,27 +482,48 @@ def find_pairs(layer: PlacedLayer) -> tuple[PlacedLayer, Array] | None:
     keys, queries, turns = parts["keys"].copy(), parts["queries"].copy(), parts["turns"].copy()
     rates = np.zeros((len(turns), size // 2), complex)
     for h, own in enumerate(turns):
-        values, vectors = np.linalg.eig(own[:size, :size])
-        order = [k for k in np.argsort(-values.imag) if values[k].imag > 0.0]
-        if 2 * len(order) != size:
+        basis, values = find_basis(own[:size, :size])
+        if 2 * len(values) != size:
             return None
-        basis = np.empty((size, size))
-        basis[:, ::2], basis[:, 1::2] = vectors[:, order].real, vectors[:, order].imag
         keys[h, :size] = basis.T @ keys[h, :size]
         queries[h, :size] = np.linalg.solve(basis, queries[h, :size])
-        rates[h] = values[order]
+        rates[h] = values
         own[size, :size] = own[size, :size] @ basis
         own[:size, :size] = block_diag(
-            *([[v.real, v.imag], [-v.imag, v.real]] for v in values[order])
+            *([[v.real, v.imag], [-v.imag, v.real]] for v in values)
         )
     return layer.with_parts({"keys": keys, "queries": queries, "turns": turns}), rates
 
 
+def find_basis(turns: Float[Array, "t t"]) -> tuple[Float[Array, "t p"], Array]:
+    """Two columns for each pair that turns, the fastest first, and the rates of the pairs."""
+    values, vectors = np.linalg.eig(turns)
+    order = [k for k in np.argsort(-values.imag) if values[k].imag > 0.0]
+    basis = np.empty((len(turns), 2 * len(order)))
+    basis[:, ::2], basis[:, 1::2] = vectors[:, order].real, vectors[:, order].imag
+    return basis, values[order]
+
+
 def turn_pairs(layer: PlacedLayer, frequencies: Float[Array, " n"]) -> PlacedLayer:
-    """The layer with pairs that turn by these frequencies in all heads, and only turn."""
-    turns = layer.parts["turns"].copy()
-    turns[:, :-1, :-1] = generate(frequencies)
+    """The layer with pairs that turn by these frequencies in all heads, and only turn; its
+    coordinates stay."""
+    turns, size = layer.parts["turns"].copy(), layer.turning - 1
+    for own in turns:
+        basis = find_basis(own[:size, :size])[0]
+        own[:size, :size] = np.linalg.solve(basis.T, (basis @ generate(frequencies)).T).T
     return replace(layer.with_parts({"turns": turns}), held=layer.held | {"turns"})
+
+
+def name_pairs(layer: PlacedLayer) -> PlacedLayer:
+    """A layer whose turns are held, in coordinates of its pairs; any other as it is."""
+    if "turns" not in layer.held:
+        return layer
+    found = find_pairs(layer)
+    assert found is not None  # what is held was put together from pairs
+    paired, rates = found
+    turns, size = paired.parts["turns"].copy(), layer.turning - 1
+    turns[:, :size, :size] = [generate(own.imag) for own in rates]
+    return paired.with_parts({"turns": turns})
 
 
 def name_keys(layer: PlacedLayer) -> Float[Array, "h p e"]:

@@ -29,11 +29,18 @@ from keyhole.learners.positions.forward import (
     multiply_scores,
     multiply_values,
     name_keys,
+    name_pairs,
     to_layer,
     to_model,
     turn_pairs,
 )
-from keyhole.learners.positions.refinement import Doubts, draw_queries, find_natural_size, refine
+from keyhole.learners.positions.refinement import (
+    Doubts,
+    draw_queries,
+    find_natural_size,
+    refine,
+    refine_held,
+)
 from keyhole.measurement.asker import Asker
 from keyhole.measurement.evidence import Estimate, Evidence
 from keyhole.models.attention import Attention, Head
@@ -47,6 +54,7 @@ SIZE = 0.7  # entries of their tokens
 EXACT = 1e-5  # deviation, relative to the answers, below which a hypothesis is as good as exact:
 # at the farthest places angles in float32 are off by more
 VAGUE = 1e-2  # deviation, relative to the answers, that standard errors may explain at most
+LENGTHS_OF_PLACES = 6  # lengths of random sequences where each place has a vector
 NEARLY = 1e-2  # deviation, relative to the answers, below which stages have lost digits
 
 
@@ -71,8 +79,9 @@ def choose_lengths(ask: Asker, rank: int, window: int | None, vectors: bool) -> 
     more where each has a vector of its own."""
     limit = min(ask.oracle.spec.domain.max_length or np.inf, window or np.inf)
     shares = {rank + 1: 0.7, 4 * rank: 0.22, 16 * rank: 0.08}
-    if vectors:
-        shares = {rank + 1: 0.3, 4 * rank: 0.3, int(limit): 0.4}
+    if vectors:  # each place in many sequences, and its vector in an anchor of some
+        several = np.linspace(min(rank + 1, limit), limit, LENGTHS_OF_PLACES).astype(int)
+        shares = dict.fromkeys(several.tolist(), 1.0 / LENGTHS_OF_PLACES)
     lengths: dict[int, float] = {}
     for length, share in shares.items():
         fits = int(min(length, limit))
@@ -93,15 +102,15 @@ def refine_candidate(
     answered = [*values.answered, *candidate.answered, *drawn]
     refined, settling = refine(start, answered, rng.spawn(1)[0])
     if refined.level <= ROUNDINGS and "turns" in start.parts:
-        paired = hold_turns(refined.layer, ask.noise)
-        if paired is None:
+        held = hold_turns(refined.layer, ask.noise)
+        if held is None:
             return Inconclusive("the fit to all answers ends at scores that do not turn")
-        refined, settling = refine(paired, answered, rng.spawn(1)[0])
+        refined, settling = refine_held(refined, settling, held)
     if refined.level > ROUNDINGS:
         return Inconclusive(
             f"the fit to all answers ends {refined.level:.0f} times above their rounding"
         )
-    model = to_model(refined.layer, candidate.model)
+    model = to_model(name_pairs(refined.layer), candidate.model)
     doubts = Doubts.of(refined, settling)
     errors = measure_errors(doubts, candidate.errors, model)
     return replace(candidate, model=model, errors=errors)
@@ -110,10 +119,7 @@ def refine_candidate(
 def hold_turns(layer: PlacedLayer, noise: NoiseModel) -> PlacedLayer | None:
     """The layer with pairs that turn alike in all heads."""
     found = find_pairs(layer)
-    if found is None:
-        return None
-    paired, rates = found
-    return turn_pairs(paired, name_frequencies(rates, noise))
+    return None if found is None else turn_pairs(layer, name_frequencies(found[1], noise))
 
 
 def name_frequencies(rates: Array, noise: NoiseModel) -> Array:
