@@ -475,33 +475,33 @@ def generate(frequencies: Float[Array, " n"]) -> Float[Array, "t t"]:
     return np.asarray(block_diag(*([[0.0, f], [-f, 0.0]] for f in frequencies)))
 
 
-def find_pairs(layer: PlacedLayer) -> tuple[PlacedLayer, Array] | None:
+def find_pairs(layer: PlacedLayer) -> tuple[PlacedLayer, Array]:
     """The layer in coordinates in which the turns are those of pairs, the fastest first, and their
-    rates (heads, pairs), growth + i frequency; None where something does not turn."""
+    rates (heads, pairs), growth + i frequency."""
     parts, size = layer.parts, layer.turning - 1
     keys, queries, turns = parts["keys"].copy(), parts["queries"].copy(), parts["turns"].copy()
     rates = np.zeros((len(turns), size // 2), complex)
     for h, own in enumerate(turns):
-        basis, values = find_basis(own[:size, :size])
-        if 2 * len(values) != size:
-            return None
+        basis, rates[h] = find_basis(own[:size, :size])
         keys[h, :size] = basis.T @ keys[h, :size]
         queries[h, :size] = np.linalg.solve(basis, queries[h, :size])
-        rates[h] = values
         own[size, :size] = own[size, :size] @ basis
-        own[:size, :size] = block_diag(
-            *([[v.real, v.imag], [-v.imag, v.real]] for v in values)
-        )
+        own[:size, :size] = np.linalg.solve(basis, own[:size, :size] @ basis)
     return layer.with_parts({"keys": keys, "queries": queries, "turns": turns}), rates
 
 
-def find_basis(turns: Float[Array, "t t"]) -> tuple[Float[Array, "t p"], Array]:
-    """Two columns for each pair that turns, the fastest first, and the rates of the pairs."""
+def find_basis(turns: Float[Array, "t t"]) -> tuple[Float[Array, "t t"], Array]:
+    """Two columns for each pair, the fastest first, and the rates of the pairs. Of those so slow
+    that answers do not show how they turn any columns will do: keys and queries follow."""
     values, vectors = np.linalg.eig(turns)
     order = [k for k in np.argsort(-values.imag) if values[k].imag > 0.0]
-    basis = np.empty((len(turns), 2 * len(order)))
-    basis[:, ::2], basis[:, 1::2] = vectors[:, order].real, vectors[:, order].imag
-    return basis, values[order]
+    still = np.flatnonzero(values.imag == 0.0)
+    basis = np.empty(turns.shape)
+    seen = 2 * len(order)
+    basis[:, :seen:2], basis[:, 1:seen:2] = vectors[:, order].real, vectors[:, order].imag
+    basis[:, seen:] = np.linalg.qr(vectors[:, still].real)[0]
+    slow = values[still].real.reshape(-1, 2)[:, :1].ravel()
+    return basis, np.concatenate([values[order], slow])
 
 
 def turn_pairs(layer: PlacedLayer, frequencies: Float[Array, " n"]) -> PlacedLayer:
@@ -518,9 +518,7 @@ def name_pairs(layer: PlacedLayer) -> PlacedLayer:
     """A layer whose turns are held, in coordinates of its pairs; any other as it is."""
     if "turns" not in layer.held:
         return layer
-    found = find_pairs(layer)
-    assert found is not None  # what is held was put together from pairs
-    paired, rates = found
+    paired, rates = find_pairs(layer)
     turns, size = paired.parts["turns"].copy(), layer.turning - 1
     turns[:, :size, :size] = [generate(own.imag) for own in rates]
     return paired.with_parts({"turns": turns})
@@ -567,7 +565,7 @@ def anchor_vectors(layer: PlacedLayer) -> PlacedLayer:
     )
 
 
-def to_model(layer: PlacedLayer, like: Attention) -> Attention:
+def to_model(layer: PlacedLayer, like: Position | None) -> Attention:
     """The layer as a model, with what else is known of its positions."""
     layer = anchor_vectors(layer)
     parts, turning = layer.parts, layer.turning
@@ -578,7 +576,7 @@ def to_model(layer: PlacedLayer, like: Attention) -> Attention:
         right = parts["queries"][number, turning:, :-1]
         score = (left, right) if left.shape[1] else np.zeros((model_width(layer),) * 2)
         heads.append(Head(score, scores[number, :, -1], value))
-    return Attention(heads, parts["offset"], None, place(layer, like.position))
+    return Attention(heads, parts["offset"], None, place(layer, like))
 
 
 def model_width(layer: PlacedLayer) -> int:

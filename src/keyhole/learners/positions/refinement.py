@@ -527,6 +527,19 @@ def refine(
     return settle_finely(Fit.of(replace(near, held=start.held), groups), settling)
 
 
+def search_layer(
+    start: PlacedLayer, groups: Sequence[Answered], rng: np.random.Generator
+) -> PlacedLayer:
+    """The layer that explains the answers, from small random scores: damped steps, in
+    which the answers see a matrix of low rank; the values, and what turns keys, follow."""
+    groups, layer = join_alike(groups), start
+    for held in (VALUES | {"turns"}, frozenset({"turns"}), frozenset()):
+        begin = Fit.of(replace(layer, held=start.held | held), groups)
+        far = Stopping(steps=2 * STEPS, target=begin.freedom, damping=1.0, window=6, share=0.1)
+        layer = Settling(rng, False, Ending(window=25, least=0.1)).settle(begin, far).layer
+    return replace(layer, held=start.held)
+
+
 def refine_held(
     fit: Fit, settling: Settling, layer: PlacedLayer
 ) -> tuple[Fit, Settling]:
