@@ -12,7 +12,7 @@ When it fails.  Where the fit ends above the noise, the candidate's own verdict 
 Source.     Keyhole's own; docs/methods/positions.md.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 
@@ -57,6 +57,7 @@ SIZE = 0.7  # entries of their tokens
 EXACT = 1e-5  # deviation, relative to the answers, below which a hypothesis is as good as exact:
 # at the farthest places angles in float32 are off by more
 VAGUE = 1e-2  # deviation, relative to the answers, that standard errors may explain at most
+RANKS = {1: 0.7, 4: 0.22, 16: 0.08}  # lengths of random sequences, in ranks of a head: shares
 LENGTHS_OF_PLACES = 6  # lengths of random sequences where each place has a vector
 NEARLY = 1e-2  # deviation, relative to the answers, below which stages have lost digits
 
@@ -83,12 +84,14 @@ def conclude(
     return first.result
 
 
-def choose_lengths(ask: Asker, rank: int, window: int | None, vectors: bool) -> dict[int, float]:
-    """Tokens of random sequences: as many as a head has dimensions, mostly; far places in some, in
-    more where each has a vector of its own."""
+def choose_lengths(
+    ask: Asker, rank: int, window: int | None, vectors: bool, ranks: Mapping[int, float]
+) -> dict[int, float]:
+    """Tokens of random sequences and their shares, as they are given in ranks of a head; where each
+    place has a vector of its own, every one in many, and in some as that of the anchor."""
     limit = min(ask.oracle.spec.domain.max_length or np.inf, window or np.inf)
-    shares = {rank + 1: 0.7, 4 * rank: 0.22, 16 * rank: 0.08}
-    if vectors:  # each place in many sequences, and its vector in an anchor of some
+    shares = {times * rank + (times == 1): share for times, share in ranks.items()}
+    if vectors:
         several = np.linspace(min(rank + 1, limit), limit, LENGTHS_OF_PLACES).astype(int)
         shares = dict.fromkeys(several.tolist(), 1.0 / LENGTHS_OF_PLACES)
     lengths: dict[int, float] = {}
@@ -110,7 +113,7 @@ def refine_candidate(
     start = to_layer(candidate.model, values.ins, values.outs)
     count = int(np.ceil(count_freedom(start) / ask.outputs))
     size = find_natural_size(start, rng.spawn(1)[0])
-    lengths = choose_lengths(ask, values.ranks[0], window, "vectors" in start.parts)
+    lengths = choose_lengths(ask, values.ranks[0], window, "vectors" in start.parts, RANKS)
     drawn = draw_queries(ask, rng, count, size, lengths, "refinement")
     every = [*values.answered, *answered, *drawn]
     refined, settling = refine(start, every, rng.spawn(1)[0])

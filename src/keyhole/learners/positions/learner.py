@@ -34,7 +34,7 @@ from keyhole.learners.positions.candidate import (
     rotary_position,
     shorten_table,
 )
-from keyhole.learners.positions.few_digits import learn_turns
+from keyhole.learners.positions.few_digits import learn_in_few_digits
 from keyhole.learners.positions.forward import Answered
 from keyhole.learners.positions.judgement import conclude, judge
 from keyhole.learners.positions.kinds import BAG, PositionKind, differ, recognise_positions
@@ -77,8 +77,9 @@ class Positions:
             raise DomainError("positions are learned with tokens of any size")
         ask, longest = Asker(oracle, rounding=True), domain.max_length
         if tells_nothing_alone(ask):
-            found = learn_turns(ask, rng, longest)
-            return run_strategies([("rotary", lambda: found)])
+            return run_strategies(
+                [("few digits", lambda: learn_in_few_digits(ask, rng, longest))]
+            )
         if self.sink:
             beside = learn_beside_sink(ask, rng, longest)
             return run_strategies([("sink", lambda: excuse_few_digits(beside, ask))])

@@ -533,9 +533,11 @@ def search_layer(
     """The layer that explains the answers, from small random scores: damped steps, in
     which the answers see a matrix of low rank; the values, and what turns keys, follow."""
     groups, layer = join_alike(groups), start
-    for held in (VALUES | {"turns"}, frozenset({"turns"}), frozenset()):
+    first = (VALUES - {"vectors"}) | {"turns"}
+    for held in (first, frozenset({"turns"}), frozenset[str]())[: 2 + ("turns" in start.parts)]:
         begin = Fit.of(replace(layer, held=start.held | held), groups)
-        far = Stopping(steps=2 * STEPS, target=begin.freedom, damping=1.0, window=6, share=0.1)
+        target = ENOUGH**2 * begin.freedom
+        far = Stopping(steps=2 * STEPS, target=target, damping=1.0, window=6, share=0.1)
         layer = Settling(rng, False, Ending(window=25, least=0.1)).settle(begin, far).layer
     return replace(layer, held=start.held)
 
