@@ -28,7 +28,6 @@ from keyhole.learners.multi_head import CoarseValues, measure_coarse_values, mea
 from keyhole.learners.positions.candidate import Candidate, PositionDiagnostics
 from keyhole.learners.positions.forward import (
     Answered,
-    Parts,
     PlacedLayer,
     count_freedom,
     find_pairs,
@@ -47,7 +46,6 @@ from keyhole.learners.positions.judgement import (
 from keyhole.learners.positions.kinds import WORDS
 from keyhole.learners.positions.refinement import (
     Doubts,
-    Fit,
     draw_queries,
     refine,
     refine_held,
@@ -120,9 +118,7 @@ class Exchanged:
     spread: float
 
 
-def exchange(
-    ask: Asker, rng: np.random.Generator, values: CoarseValues, copies: int
-) -> Exchanged:
+def exchange(ask: Asker, rng: np.random.Generator, values: CoarseValues, copies: int) -> Exchanged:
     """Pairs of tokens before an anchor, so many copies of which stand between them."""
     first, second, anchor = values.size * rng.standard_normal((3, PAIRS, 1, ask.width))
     between = np.repeat(anchor, copies, axis=1)
@@ -223,27 +219,7 @@ def fit_layer(
         return Inconclusive(
             f"a layer with positions leaves {fit.level:.1f} times as much as rounding does"
         )
-    doubts = Doubts.of(fit, settling)
-    return Settled(
-        fit.layer,
-        Doubts(fit.layer, tuple(leave_span(fit.layer, change) for change in doubts.changes)),
-    )
-
-
-def leave_span(layer: PlacedLayer, change: Parts) -> Parts:
-    """A change of the layer in which keys only leave their span. Pairs that hardly turn can be
-    mixed almost for nothing: then keys and queries are open, and what they make together is not.
-    What mixes keys is counted where it meets the queries."""
-    size, parts = layer.turning - 1, layer.parts
-    if size < 0:
-        return change
-    keys, queries, turns = (change[name].copy() for name in ("keys", "queries", "turns"))
-    for h, (key, query) in enumerate(zip(parts["keys"], parts["queries"], strict=True)):
-        mixed = keys[h, :size] @ np.linalg.pinv(key[:size])
-        keys[h, :size] -= mixed @ key[:size]
-        queries[h, :size] += mixed.T @ query[:size]
-        turns[h, size, :size] -= parts["turns"][h, size, :size] @ mixed.T
-    return {**change, "keys": keys, "queries": queries, "turns": turns}
+    return Settled(fit.layer, Doubts.of(fit, settling))
 
 
 def tell(layer: PlacedLayer) -> Attention:

@@ -77,9 +77,7 @@ class Positions:
             raise DomainError("positions are learned with tokens of any size")
         ask, longest = Asker(oracle, rounding=True), domain.max_length
         if tells_nothing_alone(ask):
-            return run_strategies(
-                [("few digits", lambda: learn_in_few_digits(ask, rng, longest))]
-            )
+            return run_strategies([("few digits", lambda: learn_in_few_digits(ask, rng, longest))])
         if self.sink:
             beside = learn_beside_sink(ask, rng, longest)
             return run_strategies([("sink", lambda: excuse_few_digits(beside, ask))])

@@ -150,7 +150,8 @@ def scatter(
 
 def scale_of(squares: Array) -> Array:
     """One over the columns' norms; the gauge has none of its own."""
-    return np.asarray(1.0 / np.sqrt(np.maximum(squares, LEAST * squares.max(initial=0.0)) + TINY))
+    largest = squares.max(initial=0.0) or 1.0  # nothing shows where attention is hard
+    return np.asarray(1.0 / np.sqrt(np.maximum(squares, LEAST * largest)))
 
 
 @dataclass(frozen=True, eq=False)
@@ -542,9 +543,7 @@ def search_layer(
     return replace(layer, held=start.held)
 
 
-def refine_held(
-    fit: Fit, settling: Settling, layer: PlacedLayer
-) -> tuple[Fit, Settling]:
+def refine_held(fit: Fit, settling: Settling, layer: PlacedLayer) -> tuple[Fit, Settling]:
     """The solution from a fit on of a layer in which more is held, in the units of its steps."""
     begin = Fit.of(layer, [seen.group for seen in fit.every])
     if settling.information is not None:
