@@ -521,7 +521,7 @@ def refine(
     # hard attention tells the values far better than a start of scores is, which comes first
     told = start.held | VALUES
     first = replace(start, held=told) if start.parts.keys() - told else start
-    rough = Stopping(steps=STEPS, target=0.0, damping=0.0, window=1, share=ROUGH)
+    rough = Stopping(steps=STEPS, target=0.0, damping=DAMPING, window=1, share=ROUGH)
     settling = Settling(rng, False, Ending(window=25, least=0.1))
     near = settling.settle(Fit.of(first, groups), rough).layer
     settling = Settling(rng, True, Ending(window=25, least=0.01))
