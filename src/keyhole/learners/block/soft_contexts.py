@@ -4,7 +4,7 @@ Statement.  Values, network and norms are known to a few digits: what contexts d
             the scores and key biases of all heads.
 Queries.    Random anchors, each behind as many near tokens as an answer tells weights for: half
             as many weights more than scores of full rank have entries; a few that no fit sees.
-Algebra.    Tokens so near that log-odds are of order one half: there attention is nearly linear in
+Algebra.    Tokens so near that log-odds are a third of one: there attention is nearly linear in
             scores of full rank, and a fit through the known block goes from zero to the true ones.
             Of each score as much is kept as explains the unseen answers best: what it has beyond
             its rank is error. The fit goes on in factors.
@@ -28,6 +28,8 @@ from keyhole.measurement.asker import Asker
 from keyhole.models.attention import Attention, Head
 from keyhole.models.block import Block
 
+SHARE = 0.6  # of the numbers of an answer, that weights are told by: more would be ill-conditioned
+
 
 @dataclass(frozen=True)
 class ContextOptions:
@@ -38,7 +40,7 @@ class ContextOptions:
     that no fit sees. products: of a step.
     """
 
-    odds: float = 0.5
+    odds: float = 0.3
     plenty: float = 1.5
     looks: int = 4
     rounds: int = 8
@@ -69,10 +71,9 @@ def find_scores(
     even = [Head(none, np.zeros(width), head.value) for head in layer.heads]
     flat = with_attention(known, Attention(even, layer.offset))
     longest = count_weights(flat, box)
-    near, pairs = find_distance(box, flat, size, longest, options, rng)
-    lengths = sorted({-(-longest // 2), longest})
-    count = int(options.plenty * width * (width + 1) / sum(lengths)) + 1
-    pairs += [ask_contexts(box, size, near, length, count, rng) for length in lengths]
+    near = find_distance(box, flat, size, longest, options, rng)
+    count = int(options.plenty * width * (width + 1) / longest) + 1
+    pairs = [ask_contexts(box, size, near, longest, count, rng)]
     unseen = [ask_contexts(box, size, near, longest, options.unseen, rng)]
     block = settle_block(flat, pairs, "read", steps=6, products=options.products)
     pairs = [*pairs, *unseen]
@@ -89,7 +90,7 @@ def count_weights(flat: Block, box: Asker) -> int:
     heads = flat.attention.heads
     narrow = min(clear_rank(np.linalg.svd(one.value, compute_uv=False)) for one in heads)
     longest = box.oracle.spec.domain.max_length or np.inf
-    return max(1, int(min((flat.width - 2) // len(heads), narrow, longest - 1)))
+    return max(1, int(min(SHARE * flat.width / len(heads), SHARE * narrow, longest - 1)))
 
 
 def ask_contexts(
@@ -105,13 +106,12 @@ def ask_contexts(
 def find_distance(
     box: Asker, flat: Block, size: float, length: int, options: ContextOptions,
     rng: np.random.Generator,
-) -> tuple[float, list[tuple[Array, Array]]]:  # fmt: skip
-    """How near tokens are whose log-odds are of the wanted size; and what was asked. Random scores
-    of that size say how far they move answers: what the box's do is compared with it."""
-    near, pairs = 1.0, list[tuple[Array, Array]]()
+) -> float:  # fmt: skip
+    """How near tokens are whose log-odds are of the wanted size. Random scores of that size say how
+    far they move answers: what the box's do is compared with it."""
+    near = 1.0
     for _ in range(options.rounds):
         tokens, answers = ask_contexts(box, size, near, length, options.looks, rng)
-        pairs.append((tokens, answers))
         even = flat(tokens)
         random = draw_scores(flat, tokens, options.odds, rng)
         moved, usual = (float(np.linalg.norm(one - even)) for one in (answers, random(tokens)))
@@ -119,7 +119,7 @@ def find_distance(
         if 0.5 < factor < 2.0 or (factor > 1.0 and near >= 1.0):
             break
         near = min(near * factor, 1.0)
-    return near, pairs
+    return near
 
 
 def draw_scores(
