@@ -28,19 +28,20 @@ from keyhole.measurement.asker import Asker
 from keyhole.models.attention import Attention, Head
 from keyhole.models.block import Block
 
-SHARE = 0.6  # of the numbers of an answer, that weights are told by: more would be ill-conditioned
-
 
 @dataclass(frozen=True)
 class ContextOptions:
     """What a person might tune.
 
-    odds: log-odds of the contexts, root mean square. plenty: weights per entry of scores. looks:
-    contexts by which the size of log-odds is measured. rounds: of that, at most. unseen: contexts
-    that no fit sees. products: of a step.
+    odds: log-odds of the contexts, root mean square: with larger ones attention is less linear,
+    smaller ones hardly show. share: of the numbers of an answer, that weights are told by at once:
+    more would be ill-conditioned. plenty: weights per entry of scores. looks: contexts by which the
+    size of log-odds is measured. rounds: of that, at most. unseen: contexts that no fit sees.
+    products: of a step.
     """
 
     odds: float = 0.3
+    share: float = 0.6
     plenty: float = 1.5
     looks: int = 4
     rounds: int = 8
@@ -70,7 +71,7 @@ def find_scores(
     none = np.eye(width), np.zeros((width, width))
     even = [Head(none, np.zeros(width), head.value) for head in layer.heads]
     flat = with_attention(known, Attention(even, layer.offset))
-    longest = count_weights(flat, box)
+    longest = count_weights(flat, box, options.share)
     near = find_distance(box, flat, size, longest, options, rng)
     count = int(options.plenty * width * (width + 1) / longest) + 1
     pairs = [ask_contexts(box, size, near, longest, count, rng)]
@@ -83,14 +84,14 @@ def find_scores(
     return trim_scores(block), pairs
 
 
-def count_weights(flat: Block, box: Asker) -> int:
+def count_weights(flat: Block, box: Asker, share: float) -> int:
     """Tokens beside the anchor, for whose weights an answer has enough numbers: each head shows as
     many as its values have dimensions, all heads together as many as a norm leaves."""
     assert flat.attention is not None
     heads = flat.attention.heads
     narrow = min(clear_rank(np.linalg.svd(one.value, compute_uv=False)) for one in heads)
     longest = box.oracle.spec.domain.max_length or np.inf
-    return max(1, int(min(SHARE * flat.width / len(heads), SHARE * narrow, longest - 1)))
+    return max(1, int(min(share * flat.width / len(heads), share * narrow, longest - 1)))
 
 
 def ask_contexts(

@@ -37,6 +37,6 @@ def test_scores_from_none(norm, activation, size):
 
 def test_contexts_are_as_long_as_the_box_takes():
     secret = block(np.random.default_rng(3), 12, heads=2, neurons=4, norm="pre")
-    for longest, weights in ((None, 5), (3, 2)):
+    for longest, weights in ((None, 3), (3, 2)):
         box = open_block(FunctionOracle(secret, Spec(12, domain=Domain(max_length=longest))))
-        assert count_weights(secret, box) == weights
+        assert count_weights(secret, box, 0.6) == weights
