@@ -123,7 +123,9 @@ class Frozen:
         while True:
             larger = replace(frozen, anchor_size=2.0 * frozen.anchor_size)
             after = changes(larger)
-            error = float(np.sqrt(np.mean((after - change) ** 2)))
+            # two sizes put together round sqrt((2 * 2)^2 + 1), or about 4, times as much
+            rounding = 4.0 * box.error * frozen.anchor_size
+            error = max(rounding, float(np.sqrt(np.mean((after - change) ** 2))))
             if not error < frozen.unit:
                 return replace(frozen, anchor_size=frozen.anchor_size / 2.0)
             frozen, change = replace(larger, unit=error), after

@@ -54,12 +54,11 @@ def frozen_box(secret, coarse=False):
     return Frozen.measure(box, kept_plane(secret.width, "layer"), np.random.default_rng(9))
 
 
-def test_kinks_want_a_larger_anchor_and_the_error_is_seen():
+def test_the_error_that_kinks_leave_is_measured():
     relu = canonical_block(
         block(np.random.default_rng(3), 16, heads=2, neurons=64, norm="pre", activation="relu")
     )
-    frozen, smooth = frozen_box(relu, coarse=True), frozen_box(SECRET, coarse=True)
-    assert frozen.anchor_size > smooth.anchor_size
+    frozen = frozen_box(relu, coarse=True)
     context, rng = frozen.points(np.random.default_rng(1), 20), np.random.default_rng(2)
     anchor = frozen.points(rng, 1)
     alone = frozen.ask(context[:1, None][:, :0], anchor, "heads")
