@@ -5,7 +5,8 @@
     python benchmarks/templates.py --row "relu for gelu" --boxes 3 --seconds 20
 
 One line per box: outcome, worst difference on 500 fresh inputs (lengths 1 to 20, sizes 0.3 to 3)
-over the spread of the answers, queries to learn, queries times outputs per weight, CPU seconds.
+over the spread of the answers, queries to learn, queries times outputs per weight, starts, to how
+many roundings the answers are explained, CPU seconds.
 Rows of the form "A for B" give template A to boxes B: none may be RECOVERED. Set OMP_NUM_THREADS=1
 for one core.
 """
@@ -113,6 +114,7 @@ def measure_box(
         "numbers_per_weight": round(ratio, 1),
         "weights": found.details["weights"],
         "starts": found.details["starts"],
+        "roundings": float(f"{found.details['level']:.1e}"),
         "cpu_seconds": round(taken, 1),
     }
     print(*(f"{key} {value}" for key, value in line.items()), flush=True)
