@@ -21,6 +21,7 @@ Source.     Variable projection (Golub and Pereyra 1973, Kaufman 1975); that stu
             neurons than the teacher find it is folklore (e.g. Safran and Shamir 2018).
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -33,6 +34,8 @@ from keyhole.fitting.solver import descend as solve_problem
 from keyhole.linalg.rank import count_above_share
 from keyhole.network.observation import Observation, Value
 from keyhole.network.weights import Weights, chosen, hidden_layer, joined, random_start, with_one
+
+ALIKE = (("gelu", "gelu_tanh"), ("silu",), ("tanh",))  # activations that are alike from afar
 
 
 @dataclass(frozen=True)
@@ -243,6 +246,28 @@ class Attempt:
     left: float
 
 
+def fit_likely(
+    points: Float[Array, "n d"],
+    answers: Float[Array, "n k"],
+    neurons: int,
+    names: Sequence[str],
+    gated: bool,
+    relative: float,
+    rng: np.random.Generator,
+) -> Weights | None:
+    """The network of the activation that explains the answers, which have this relative error, with
+    the fewest neurons, from a start with so many; None if none of the activations does."""
+    loose = 1e-7  # that the refinement takes from there
+    accepted = float(np.sqrt(np.mean(answers**2))) * max(loose, 30.0 * relative)
+    for group in ALIKE:
+        alike = tuple(name for name in group if name in names)
+        if alike:
+            tried = fit_network(points, answers, neurons, alike, gated, accepted, rng)
+            if tried.network is not None:
+                return tried.network
+    return None
+
+
 def fit_network(
     points: Float[Array, "n k"],
     answers: Float[Array, "n d"],
@@ -253,7 +278,6 @@ def fit_network(
     rng: np.random.Generator,
     observation: Observation | None = None,
     options: PruningOptions | None = None,
-    known: Weights | None = None,
 ) -> Attempt:
     """The network with the fewest neurons that explains the answers.
 
@@ -267,8 +291,6 @@ def fit_network(
         rng: Draws the starts.
         observation: What is seen of the answers; None for all.
         options: What a person might tune.
-        known: A network of which a few neurons may be missing or wrong: the first start, with
-            random neurons beside it up to that number.
     """
     options = PruningOptions() if options is None else options
     scale = float(np.sqrt(np.mean(answers**2)))
@@ -277,8 +299,7 @@ def fit_network(
     def draw(count: int) -> Weights:
         return random_start(count, points, answers.shape[1], names[0], gated, rng)
 
-    start = draw(neurons if known is None else neurons - known.neurons)
-    start, left = start if known is None else joined(known, start), 1.0
+    start, left = draw(neurons), 1.0
     for _ in range(options.rounds):
         enough = False  # whether the first ridge was all that was left
         for place, ridge in enumerate(options.ridges):
