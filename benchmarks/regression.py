@@ -699,10 +699,11 @@ def smooth_networks() -> Iterator[Case]:
         yield from cases("gelu d=8 m=12 box", draw_smooth(139, 8, 12, 8), 8, form, **entries)
     for scale in (1e-6, 1e6):
         yield from cases(f"gelu, rows x {scale:g}", draw_smooth(140, 8, 16, 8, scale=scale), 8)
-    for form in ("noise 1e-11", "noise 1e-8", "decimals 9", "decimals 6"):
+    for form, error in (("noise 1e-11", 1e-11), ("noise 1e-8", 1e-8), ("decimals 6", 5e-7)):
+        stated = {"precision": keyhole.NoiseModel(additive=error)}
         model = draw_smooth(141, 8, 16, 8)
-        yield from cases("gelu d=8 m=16 free", model, 8, form)
-        yield from cases("gelu d=8 m=16 sphere", model, 8, form, sphere=8**0.5)
+        yield from cases("gelu d=8 m=16 free", model, 8, form, **stated)
+        yield from cases("gelu d=8 m=16 sphere", model, 8, form, sphere=8**0.5, **stated)
 
 
 def transformers() -> Iterator[Case]:

@@ -246,6 +246,12 @@ class Attempt:
     left: float
 
 
+def accepted_of(answers: Float[Array, "n k"], relative: float) -> float:
+    """Root mean square that a network may leave of answers with this relative error; what is far
+    above rounding the refinement takes."""
+    return float(np.sqrt(np.mean(answers**2))) * max(1e-7, 30.0 * relative)
+
+
 def fit_likely(
     points: Float[Array, "n d"],
     answers: Float[Array, "n k"],
@@ -257,8 +263,7 @@ def fit_likely(
 ) -> Weights | None:
     """The network of the activation that explains the answers, which have this relative error, with
     the fewest neurons, from a start with so many; None if none of the activations does."""
-    loose = 1e-7  # that the refinement takes from there
-    accepted = float(np.sqrt(np.mean(answers**2))) * max(loose, 30.0 * relative)
+    accepted = accepted_of(answers, relative)
     for group in ALIKE:
         alike = tuple(name for name in group if name in names)
         if alike:
@@ -266,6 +271,28 @@ def fit_likely(
             if tried.network is not None:
                 return tried.network
     return None
+
+
+def repair(
+    weights: Weights,
+    points: Float[Array, "n d"],
+    answers: Float[Array, "n k"],
+    relative: float,
+    rng: np.random.Generator,
+) -> Weights | None:
+    """A network of which a few neurons are missing or wrong: some random ones join it."""
+    more = max(4, weights.neurons // 12)
+    return fit_network(
+        points,
+        answers,
+        weights.neurons + more,
+        (weights.activation,),
+        weights.gate is not None,
+        accepted_of(answers, relative),
+        rng,
+        options=PruningOptions(ridges=PruningOptions.ridges[-1:], rounds=1),
+        known=weights,
+    ).network
 
 
 def fit_network(
@@ -278,6 +305,7 @@ def fit_network(
     rng: np.random.Generator,
     observation: Observation | None = None,
     options: PruningOptions | None = None,
+    known: Weights | None = None,
 ) -> Attempt:
     """The network with the fewest neurons that explains the answers.
 
@@ -291,6 +319,8 @@ def fit_network(
         rng: Draws the starts.
         observation: What is seen of the answers; None for all.
         options: What a person might tune.
+        known: A network of which a few neurons may be missing or wrong: the first start, with
+            random neurons beside it up to that number.
     """
     options = PruningOptions() if options is None else options
     scale = float(np.sqrt(np.mean(answers**2)))
@@ -299,7 +329,8 @@ def fit_network(
     def draw(count: int) -> Weights:
         return random_start(count, points, answers.shape[1], names[0], gated, rng)
 
-    start, left = draw(neurons), 1.0
+    start = draw(neurons if known is None else neurons - known.neurons)
+    start, left = start if known is None else joined(known, start), 1.0
     for _ in range(options.rounds):
         enough = False  # whether the first ridge was all that was left
         for place, ridge in enumerate(options.ridges):

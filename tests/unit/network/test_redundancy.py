@@ -16,6 +16,7 @@ from keyhole.network.redundancy import (
     fit_network,
     has_open_gates,
     merge_gates,
+    repair,
     step_matrix,
     without_cheap,
 )
@@ -114,6 +115,14 @@ def test_leaving_costs_what_least_squares_says() -> None:
     assert left < 1e-20
     _, alone = costs_of_leaving(chosen(true, np.arange(1, 4)), data)
     assert alone == pytest.approx(costs[0], rel=1e-6)
+
+
+def test_a_known_network_is_completed() -> None:
+    true, points, answers = make(6)
+    most, rng = chosen(true, np.arange(5)), np.random.default_rng(1)
+    found = repair(most, points, answers, UNIT_ROUNDOFF, rng)
+    assert found is not None
+    assert found.neurons == 6
 
 
 def test_a_neuron_that_is_there_twice_leaves() -> None:

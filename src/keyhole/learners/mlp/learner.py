@@ -69,7 +69,8 @@ from keyhole.learners.mlp.thinning import decided, refine_active, without_unseen
 from keyhole.measurement.asker import Asker
 from keyhole.models.mlp import ACTIVATIONS, Mlp, activation_named
 from keyhole.models.relu_network import ReluNetwork
-from keyhole.network.redundancy import fit_likely
+from keyhole.network.redundancy import fit_likely, repair
+from keyhole.network.weights import chosen, with_one
 from keyhole.oracles.base import Domain, Oracle, Spec, Wrapper
 from keyhole.oracles.queries import QueryBatch
 
@@ -295,10 +296,14 @@ class MlpLearner:
             names = [weights.activation] if left < EXPLAINED else names
             rows = 1.5 / float(np.median(np.linalg.norm(weights.inner[:, :-1], axis=1)))
             wide = rows if size / 100.0 < rows < size * 100.0 else size
+        relative = relative_error(box, answers)
+        if left > EXPLAINED and len(weights.inner) * (width + 1) <= self.options.small:
+            # a plane that passes by all points is that of a breakpoint that was misread
+            bent = (np.abs(with_one(points) @ weights.inner.T) < self.options.bent).any(axis=0)
+            weights = chosen(weights, bent) if bent.any() else weights
+            weights = repair(weights, points, answers, relative, rng) or weights
         try:
-            refined = refine_active(
-                weights, points, answers, relative_error(box, answers), self.options.idle, rng
-            )
+            refined = refine_active(weights, points, answers, relative, self.options.idle, rng)
         except np.linalg.LinAlgError as failed:
             return Inconclusive(str(failed)), points, answers
         result = judge(box, refined, points, answers, np.zeros(width), 1.0, self.options)
