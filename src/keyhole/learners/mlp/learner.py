@@ -359,7 +359,7 @@ class MlpLearner:
             return result
         most = int(self.options.plenty * unknowns(int(usual), width, box.outputs, gated))
         blurred = Steps.of(box.unit, width).blurred
-        averaged = self.options.averaged if blurred else self.options.near
+        averaged = self.options.averaged if blurred or box.additive else self.options.near
         for share in self.options.redundant:
             neurons = int(share * usual) + 1
             count = int(self.options.plenty * unknowns(neurons, width, box.outputs, gated))
