@@ -144,10 +144,10 @@ def name_family(oracle: Oracle, facts: Facts, rng: np.random.Generator) -> Famil
     """
     if facts.labels:
         return Family.LABELS
-    if computes_in_half(facts, oracle):
-        return Family.SEVERAL_HEADS
     if in_order(facts, oracle):
         return Family.POSITIONS
+    if computes_in_half(facts, oracle):
+        return Family.SEVERAL_HEADS
     block = find_block(oracle, facts, rng.spawn(1)[0])
     if block:
         return block
