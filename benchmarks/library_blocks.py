@@ -84,6 +84,8 @@ LAYERS: dict[str, Callable[[int], nn.Module]] = {
     "ViT": library_block("ViT", "vit", "ViTLayer"),
     "OPT": library_block("OPT", "opt", "OPTDecoderLayer", neurons="ffn_dim"),
     "BERT": library_block("Bert", "bert", "BertLayer"),
+    "DistilBERT": library_block("DistilBert", "distilbert", "TransformerBlock", width="dim",
+                                heads="n_heads", neurons="hidden_dim"),
     "torch encoder": torch_encoder,
     "torch encoder, ReLU": partial(torch_encoder, activation="relu"),
     "a network behind a LayerNorm, ReLU": partial(NetworkBehindNorm, activation=nn.ReLU),
