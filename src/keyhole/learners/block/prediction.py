@@ -8,10 +8,11 @@ Queries.    Ten tokens on a great circle tell whether the network is such a one.
             sequences of some lengths, some numbers per number of a quadratic form; a few that no
             fit sees. Behind the first norm only the direction of a token counts: in front of it
             tokens are as small as what the block adds, which then shows to more digits.
-Algebra.    The fitted network has as many neurons as any quadratic forms of the width take, and its
+Algebra.    The fitted network has as many neurons as a quadratic form has numbers, with random rows
+            so small that they bend as forms do: their outer weights are linear in the answers. Its
             linear part stands apart from them (`Form.apart`), so that no large part hides a small
-            one. From small random scores and rows, the matrices behind which nothing bends are
-            solved for, which is linear; then damped steps on all parameters by products.
+            one. From small random scores, the matrices behind which nothing bends are solved for,
+            which is linear; then damped steps by products on heads and outer weights, rows last.
 When it fails. The fit predicts fresh sequences no better than to a part of their spread: then no
             block is offered. More heads than are fitted, where their scores show.
 """
@@ -57,23 +58,22 @@ class PredictionOptions:
     """What a person might tune.
 
     heads: of the block that is fitted; together they have as many dimensions as a token has
-    numbers. neurons: for each number of a token, at least. spare: factor by which they are more
-    than any quadratic forms of the width take. plenty: queries, relative to the numbers of a
-    quadratic form, and of the other maps, per number in an answer. scores: their size at the start.
-    bent: size of the neurons' arguments at the start. begun: share of what the block adds that its
-    heads add at the start; the neurons add a third of it. added: what a post-norm block is taken
-    to add at the start. sizes: of the random tokens behind the residual; in front of a norm they
-    are `powers` of what the block adds. lengths: of the sequences. fresh: sequences that no fit
-    sees. linear, steps, last: of the linear matrices, of all but the epsilons, of all; products: of
-    a step. offered: part of the spread of fresh answers that a block may be off by, to be offered.
+    numbers. spare: factor by which neurons are more than the numbers of a quadratic form. plenty:
+    queries, relative to these numbers and those of the other maps, per number in an answer.
+    scores: their size at the start. bent: size of the neurons' arguments at the start, so small
+    that they bend as quadratic forms do. begun: share of what the block adds that its heads add at
+    the start; the neurons add a third of it. added: what a post-norm block is taken to add at the
+    start. sizes: of the random tokens behind the residual; in front of a norm they are `powers` of
+    what the block adds. lengths: of the sequences. fresh: sequences that no fit sees. linear,
+    steps, last: of the linear matrices, of all but rows and epsilons, of all; products: of a step.
+    offered: part of the spread of fresh answers that a block may be off by, to be offered.
     """
 
     heads: int = 4
-    neurons: int = 6
-    spare: float = 1.1
-    plenty: float = 1.8
+    spare: float = 1.15
+    plenty: float = 2.0
     scores: float = 0.1
-    bent: float = 0.3
+    bent: float = 0.03
     begun: float = 0.3
     added: float = 0.1
     sizes: tuple[float, ...] = (0.5, 1.0, 1.5)
@@ -81,20 +81,18 @@ class PredictionOptions:
     lengths: tuple[int, ...] = (1, 2, 3, 4, 6, 8, 12)
     fresh: int = 60
     linear: int = 2
-    steps: int = 12
-    last: int = 2
-    products: int = 40
+    steps: int = 10
+    last: int = 1
+    products: int = 30
     offered: float = 1e-2
 
     def neurons_for(self, width: int) -> int:
-        """A neuron has 2 width - 1 numbers, and as many forms as outputs width (width + 1) / 2."""
-        forms = width * width * (width + 1) / 2 / (2 * width - 1)
-        return max(self.neurons * width, int(self.spare * forms))
+        """More than a quadratic form of the width has numbers: any form is a sum of theirs."""
+        return int(self.spare * width * (width + 1) / 2) + 1
 
     def queries_for(self, width: int, attention: bool) -> float:
         """By the numbers of one form, of the linear part and, per output, of the heads."""
-        forms = min(width * (width + 1) / 2, 2 * self.neurons_for(width))
-        return self.plenty * (forms + (6 if attention else 2) * width)
+        return self.plenty * (width * (width + 1) / 2 + (6 if attention else 2) * width)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -233,15 +231,15 @@ def fit_apart(
         steps=options.steps, target=form.width * float(noise @ noise), tolerance=1e-3,
         window=10, share=0.3, damping=0.0,
     )  # fmt: skip
-    probes, few = 2, options.products
+    few = options.products
     linear, ending = Ending(0.01, 20, 0.1, 3 * few), Ending(0.1, 20, 0.1, few)
     brief = replace(stopping, steps=options.linear)
-    state = settle(network, start, brief, linear, rng, probes, LINEAR)
-    # what is not right yet would carry an epsilon, which hardly shows, far away
-    shapes = [name for name in start if name != "epsilons"]
-    state = settle(network, state.parts, stopping, ending, rng, probes, shapes)
+    state = settle(network, start, brief, linear, rng, 2, LINEAR, steady=True)
+    # rows have time: what others lack would bend them; and carry an epsilon, which hardly shows, far
+    held = [name for name in start if name not in ("inner", "epsilons")]
+    state = settle(network, state.parts, stopping, ending, rng, 2, held, steady=True)
     brief = replace(stopping, steps=options.last)
-    return settle(network, state.parts, brief, ending, rng, probes).parts
+    return settle(network, state.parts, brief, ending, rng, 2).parts
 
 
 def join_apart(parts: Parts, form: Form) -> Block:
