@@ -29,7 +29,6 @@ from keyhole.report.builder import Page, Row, Section, Table, write_page
 from keyhole.results import RUN_FILE, Outcome, Recovery, load
 from keyhole.targets import FOLDER
 
-
 ROWS, LENGTH = 8, 12  # of token numbers at which the whole model is compared
 
 

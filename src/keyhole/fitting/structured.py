@@ -206,8 +206,7 @@ def settle(
         if not known or not steady:
             probed = at.probe(probes, rng)
             if names is not None:
-                probed = [Probed([{name: g for name, g in pulled.items() if name in names}
-                                  for pulled in one.pulled], one.reads) for one in probed]  # fmt: skip
+                probed = [one.only(names) for one in probed]
             known.update(find_units(probed, at.weights))
         units = dict(known)
 

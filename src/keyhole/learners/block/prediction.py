@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from keyhole.arrays import Array, Float
+from keyhole.arrays import Array
 from keyhole.fitting.conjugate_gradients import Ending
 from keyhole.fitting.forward.block import Form, Parts, pad_queries, run_block
 from keyhole.fitting.gauss_newton import Blocks
@@ -235,7 +235,7 @@ def fit_apart(
     linear, ending = Ending(0.01, 20, 0.1, 3 * few), Ending(0.1, 20, 0.1, few)
     brief = replace(stopping, steps=options.linear)
     state = settle(network, start, brief, linear, rng, 2, LINEAR, steady=True)
-    # rows have time: what others lack would bend them; and carry an epsilon, which hardly shows, far
+    # what is not right yet would bend rows, and carry an epsilon, which hardly shows, far away
     held = [name for name in start if name not in ("inner", "epsilons")]
     state = settle(network, state.parts, stopping, ending, rng, 2, held, steady=True)
     brief = replace(stopping, steps=options.last)
