@@ -82,7 +82,7 @@ class PredictionOptions:
     fresh: int = 60
     linear: int = 2
     steps: int = 10
-    last: int = 1
+    last: int = 4
     products: int = 30
     offered: float = 1e-2
 
