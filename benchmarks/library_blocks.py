@@ -15,6 +15,7 @@ SMALL = {
     "Bert": FEW,
     "ViT": {"num_hidden_layers": 2, "image_size": 32, "patch_size": 16},
     "OPT": FEW,
+    "DistilBert": {"n_layers": 2, "vocab_size": 20, "max_position_embeddings": 64},
 }
 
 
@@ -103,6 +104,8 @@ LAYERS: dict[str, Callable[[int], nn.Module]] = {
     "ViT": LibraryBlock("ViT", "vit", "ViTLayer"),
     "OPT": LibraryBlock("OPT", "opt", "OPTDecoderLayer", neurons="ffn_dim"),
     "BERT": LibraryBlock("Bert", "bert", "BertLayer"),
+    "DistilBERT": LibraryBlock("DistilBert", "distilbert", "TransformerBlock", width="dim",
+                               heads="n_heads", neurons="hidden_dim"),
     "torch encoder": torch_encoder,
     "torch encoder, ReLU": partial(torch_encoder, activation="relu"),
     "a network behind a LayerNorm, ReLU": partial(NetworkBehindNorm, activation=nn.ReLU),

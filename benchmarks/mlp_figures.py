@@ -12,10 +12,10 @@ import numpy as np
 from keyhole.arrays import SINGLE_ROUNDOFF, UNIT_ROUNDOFF
 from keyhole.learners.mlp.far_field import FarFieldOptions, Segment
 from keyhole.learners.mlp.hessians import HessianTable, Steps, spread_places
-from keyhole.learners.mlp.redundancy import RedundancyOptions, random_start
-from keyhole.learners.mlp.refinement import descend
 from keyhole.linalg.symmetric import flat
 from keyhole.models.mlp import Mlp
+from keyhole.network.redundancy import Data, PruningOptions, descend
+from keyhole.network.weights import random_start, with_one
 
 mpl.use("svg")
 mpl.rcParams["svg.hashsalt"] = "keyhole"  # the same file for the same picture
@@ -101,14 +101,15 @@ def draw_redundancy(path: Path) -> None:
     points = rng.standard_normal((110, 4))
     answers = secret(points)
     scale = float(np.sqrt(np.mean(answers**2)))
-    ridges = RedundancyOptions().ridges
+    ridges, data = PruningOptions().ridges, Data(with_one(points), answers)
     figure, axes = plt.subplots(figsize=(6.4, 2.6))
     for name in ("gelu", "silu", "gelu_tanh", "tanh"):
         weights = random_start(14, points, 4, name, False, np.random.default_rng(3))
         left = []
         for ridge in ridges:
-            weights, rest = descend(weights, points, answers, ridge=ridge, steps=100)
-            left.append(rest / scale)
+            state = descend(weights, data, ridge, steps=100)
+            weights = state.weights
+            left.append(state.left / scale)
         axes.loglog(ridges, left, "o-", markersize=4, label=name)
     axes.invert_xaxis()
     axes.set_xlabel("ridge on the outer weights (the box has GELU)")

@@ -613,6 +613,99 @@ def networks() -> Iterator[Case]:
     yield from cases_of("impostor/8 neurons, 7 claimed", draw_network(54, 6, 8), fewer, 6)
 
 
+@dataclass(frozen=True, eq=False)
+class Smooth:
+    """One hidden layer of smooth neurons beside a linear part, gated or not."""
+
+    parts: dict[str, np.ndarray]
+    activation: str
+
+    @property
+    def truth(self) -> Any:
+        return keyhole.Mlp(**self.parts, activation=self.activation)
+
+    def rounded(self, shorten: Function) -> "Smooth":
+        return Smooth({k: shorten(part) for k, part in self.parts.items()}, self.activation)
+
+    def __call__(self, tokens: np.ndarray) -> np.ndarray:
+        p = self.parts
+        points = tokens[:, -1].astype(p["inner"].dtype, copy=False)
+        hidden = points @ p["inner"].T + p["inner_bias"]
+        if "gate" in p:
+            hidden = hidden * ACTIVATIONS[self.activation](points @ p["gate"].T + p["gate_bias"])
+        else:
+            hidden = ACTIVATIONS[self.activation](hidden)
+        return np.asarray(hidden @ p["outer"].T + points @ p["linear"].T + p["offset"])
+
+
+def draw_smooth(
+    seed: int, width: int, neurons: int, outputs: int | None = None, activation: str = "gelu",
+    *, gated: bool = False, scale: float = 1.0, spread: float = 0.3,
+) -> Smooth:  # fmt: skip
+    """`spread`: of the sizes of the rows, lognormal."""
+    rng = np.random.default_rng([seed, width, neurons, 5])
+    shape = () if outputs is None else (outputs,)
+
+    def rows() -> np.ndarray:
+        sizes = scale * np.exp(spread * rng.standard_normal((neurons, 1)))
+        return sizes * rng.standard_normal((neurons, width)) / np.sqrt(width)
+
+    parts = {
+        "inner": rows(),
+        "inner_bias": 0.5 * rng.standard_normal(neurons),
+        "outer": rng.standard_normal((*shape, neurons)) / np.sqrt(neurons),
+        "linear": scale * rng.standard_normal((*shape, width)) / np.sqrt(width) * (not gated),
+        "offset": np.asarray(rng.standard_normal(shape)),
+    }
+    if gated:
+        parts |= {"gate": rows(), "gate_bias": 0.5 * rng.standard_normal(neurons)}
+    return Smooth(parts, activation)
+
+
+def smooth_networks() -> Iterator[Case]:
+    """Networks of smooth neurons over their activations, sizes, formats and domains."""
+    mlp = {"Mlp": lambda: keyhole.MlpLearner()}
+
+    def cases(name: str, model: Smooth, width: int, form: str = "float64", **how: Any) -> Any:
+        return cases_of(f"smooth/{name} {form}", model, mlp, width, form=form, **how)
+
+    domains: dict[str, dict[str, Any]] = {
+        "free": {},
+        "sphere": {"sphere": 8**0.5},
+        "ball": {"max_norm": 3.0},
+    }
+    for word, domain in domains.items():
+        for form in ("float64", "float32"):
+            for activation in ("gelu", "silu", "tanh"):
+                model = draw_smooth(130, 8, 24, 8, activation)
+                yield from cases(f"{activation} d=8 m=24 {word}", model, 8, form, **domain)
+            for neurons in (2, 8, 32):
+                model = draw_smooth(131, 8, neurons, 8)
+                yield from cases(f"gelu d=8 m={neurons} {word}", model, 8, form, **domain)
+            yield from cases(f"gelu d=6 m=6 k=3 {word}", draw_smooth(132, 6, 6, 3), 6, form,
+                             **domain)  # fmt: skip
+    for form in ("float64", "float32"):
+        yield from cases("gelu d=6 m=6 scalar", draw_smooth(133, 6, 6), 6, form)
+        yield from cases("gelu d=10 m=10 scalar", draw_smooth(134, 10, 10), 10, form)
+        for word, domain in (("free", {}), ("sphere", {"sphere": 4.0})):
+            for neurons in (16, 48):
+                model = draw_smooth(135, 16, neurons, 16)
+                yield from cases(f"gelu d=16 m={neurons} {word}", model, 16, form, **domain)
+            model = draw_smooth(136, 16, 16, 16, "silu", gated=True)
+            yield from cases(f"gated silu d=16 m=16 {word}", model, 16, form, **domain)
+        yield from cases("gelu, rows of all sizes", draw_smooth(137, 8, 16, 8, spread=1.5), 8, form)
+        yield from cases("gelu d=24 m=48 free", draw_smooth(138, 24, 48, 24), 24, form)
+        entries = {"low": -1.0, "high": 2.0}
+        yield from cases("gelu d=8 m=12 box", draw_smooth(139, 8, 12, 8), 8, form, **entries)
+    for scale in (1e-6, 1e6):
+        yield from cases(f"gelu, rows x {scale:g}", draw_smooth(140, 8, 16, 8, scale=scale), 8)
+    for form, error in (("noise 1e-11", 1e-11), ("noise 1e-8", 1e-8), ("decimals 6", 5e-7)):
+        stated = {"precision": keyhole.NoiseModel(additive=error)}
+        model = draw_smooth(141, 8, 16, 8)
+        yield from cases("gelu d=8 m=16 free", model, 8, form, **stated)
+        yield from cases("gelu d=8 m=16 sphere", model, 8, form, sphere=8**0.5, **stated)
+
+
 def transformers() -> Iterator[Case]:
     both = "Transformer Auto"
     yield from cases_of("transformer/d=4 m=5", draw_block(60, 4, 5), both, 4)
@@ -1036,8 +1129,8 @@ def impostors() -> Iterator[Case]:
 def table() -> dict[str, Case]:
     families = (
         single_heads, number_formats, noisy_balls, bounded, low_rank, several_heads,
-        orthogonal_heads, labels, networks, transformers, examples, impostors,
-        deployed,
+        orthogonal_heads, labels, networks, smooth_networks, transformers, examples,
+        impostors, deployed,
     )  # fmt: skip
     boxes = [case for family in families for case in family()]
     listed = [replace(c, name=f"{c.name} {seed}", seed=seed) for c in boxes for seed in SEEDS]

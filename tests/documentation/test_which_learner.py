@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.templates import AttentionHeads, randomise
 
 import keyhole
 from keyhole.models.mlp import Mlp
@@ -101,6 +102,11 @@ CLAIMS = [
     Claim(draw_layer, keyhole.Transformer(), 4 * (5 * 3 + 10) + 3**2 + 8 * FAMILY),
     Claim(lambda r: block(r, 8, heads=2), keyhole.BlockLearner(), 5 * (4 * 8 - 2 * 4) + 2 * FAMILY),
     Claim(lambda r: stack(r, 8, layers=2, heads=2, neurons=8), keyhole.StackLearner(), 25 * 130),
+    Claim(
+        lambda r: randomise(AttentionHeads(4, 2, "linear"), 0),
+        keyhole.FromTemplate(AttentionHeads(4, 2, "linear")),
+        6 * 65,
+    ),
 ]
 
 

@@ -51,6 +51,11 @@ from keyhole.oracles.base import Oracle, Spec
 from keyhole.oracles.noise import NoiseModel
 from keyhole.oracles.wrappers.restrict import AffineSingles, WithPrior
 
+BY_TEMPLATE = (
+    "If the architecture is known, write it down as a torch module and its weights are fitted: "
+    "keyhole recover TARGET --like package.module:make_model, or FromTemplate(module)"
+)
+
 
 @dataclass(frozen=True)
 class Auto:
@@ -139,10 +144,10 @@ def name_family(oracle: Oracle, facts: Facts, rng: np.random.Generator) -> Famil
     """
     if facts.labels:
         return Family.LABELS
-    if computes_in_half(facts, oracle):
-        return Family.SEVERAL_HEADS
     if in_order(facts, oracle):
         return Family.POSITIONS
+    if computes_in_half(facts, oracle):
+        return Family.SEVERAL_HEADS
     block = find_block(oracle, facts, rng.spawn(1)[0])
     if block:
         return block
@@ -290,7 +295,7 @@ def refuse_unknown_families(oracle: Oracle, facts: Facts) -> None:
         raise error
     else:
         return
-    refused = WrongFamily(message, facts.against)
+    refused = WrongFamily(f"{message}. {BY_TEMPLATE}", facts.against)
     refused.findings, refused.certain = facts.sentences, facts.against is not None
     raise refused
 
@@ -303,10 +308,8 @@ def refuse_whole_model(oracle: Oracle, facts: Facts) -> None:
     error = Unsupported(
         "looks like a model with attention and a norm or a smooth network in it (one token is "
         "answered nonlinearly and smoothly, and the rest of a sequence matters) whose inputs or "
-        "outputs are not those of a block or a stack. No learner finds its "
-        "architecture: open a part by itself (its attention, its network, one block), or write "
-        "the architecture as a torch module, whose weights are then fitted: keyhole recover "
-        "TARGET --like package.module:make_model, or FromTemplate(module)"
+        "outputs are not those of a block or a stack. No learner finds its architecture: open a "
+        f"part by itself (its attention, its network, one block). {BY_TEMPLATE}"
     )
     error.findings = facts.sentences
     raise error
@@ -347,8 +350,9 @@ def learn_block(
         return choice.learn(StackLearner(), oracle, rng)
     try:
         return choice.learn(BlockLearner(), oracle, rng)
-    except (IllConditioned, WrongFamily):
+    except (IllConditioned, WrongFamily) as refused:
         if facts.sequence:
+            refused.findings = (*refused.findings, BY_TEMPLATE)
             raise
         return learn_network(oracle, rng, facts)
 
@@ -374,6 +378,9 @@ def learn_sink(oracle: Oracle, rng: np.random.Generator, facts: Facts) -> Hypoth
     choice = Choice.of(facts, Family.SINK, reason)
     try:
         return choice.learn(Positions(sink=True), oracle, rng)
+    except IllConditioned as refused:
+        refused.findings = (*refused.findings, BY_TEMPLATE)
+        raise
     except WrongFamily:
         refuse_unknown_families(oracle, facts)
         raise
@@ -529,5 +536,5 @@ def learn_beyond_one_head(
         neither = WrongFamily(
             f"none of the families: {message}", other.counterexample, searched=other.searched
         )
-        neither.findings = facts.sentences
+        neither.findings = (*facts.sentences, BY_TEMPLATE)
         raise neither from other

@@ -10,7 +10,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from keyhole.arrays import Array, Float
+from keyhole.arrays import SINGLE_ROUNDOFF, Array, Float
 from keyhole.errors import InvalidArgument
 from keyhole.text import html_table
 
@@ -142,7 +142,9 @@ def perturb_model(
             if factor or (error is not None and error.shape != array.shape):
                 error = None
             if array.size <= 2**13:  # few numbers may decide: a disturbance of its own for each
-                deviation = np.abs(array) * relative
+                # angles of places are computed in float32, whatever they turn
+                turns = name.endswith("frequencies")
+                deviation = np.abs(array) * (min(relative, SINGLE_ROUNDOFF) if turns else relative)
                 deviation = deviation if error is None else np.hypot(deviation, error)
                 drawn[name] = np.asarray(rng.standard_normal(array.shape) * deviation + array)
             else:

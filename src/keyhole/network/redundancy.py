@@ -21,6 +21,7 @@ Source.     Variable projection (Golub and Pereyra 1973, Kaufman 1975); that stu
             neurons than the teacher find it is folklore (e.g. Safran and Shamir 2018).
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -33,6 +34,8 @@ from keyhole.fitting.solver import descend as solve_problem
 from keyhole.linalg.rank import count_above_share
 from keyhole.network.observation import Observation, Value
 from keyhole.network.weights import Weights, chosen, hidden_layer, joined, random_start, with_one
+
+ALIKE = (("gelu", "gelu_tanh"), ("silu",), ("tanh",))  # activations that are alike from afar
 
 
 @dataclass(frozen=True)
@@ -241,6 +244,55 @@ class Attempt:
 
     network: Weights | None
     left: float
+
+
+def accepted_of(answers: Float[Array, "n k"], relative: float) -> float:
+    """Root mean square that a network may leave of answers with this relative error; what is far
+    above rounding the refinement takes."""
+    return float(np.sqrt(np.mean(answers**2))) * max(1e-7, 30.0 * relative)
+
+
+def fit_likely(
+    points: Float[Array, "n d"],
+    answers: Float[Array, "n k"],
+    neurons: int,
+    names: Sequence[str],
+    gated: bool,
+    relative: float,
+    rng: np.random.Generator,
+) -> Weights | None:
+    """The network of the activation that explains the answers, which have this relative error, with
+    the fewest neurons, from a start with so many; None if none of the activations does."""
+    accepted = accepted_of(answers, relative)
+    for group in ALIKE:
+        alike = tuple(name for name in group if name in names)
+        if alike:
+            tried = fit_network(points, answers, neurons, alike, gated, accepted, rng)
+            if tried.network is not None:
+                return tried.network
+    return None
+
+
+def repair(
+    weights: Weights,
+    points: Float[Array, "n d"],
+    answers: Float[Array, "n k"],
+    relative: float,
+    rng: np.random.Generator,
+) -> Weights | None:
+    """A network of which a few neurons are missing or wrong: some random ones join it."""
+    more = max(4, weights.neurons // 12)
+    return fit_network(
+        points,
+        answers,
+        weights.neurons + more,
+        (weights.activation,),
+        weights.gate is not None,
+        accepted_of(answers, relative),
+        rng,
+        options=PruningOptions(ridges=PruningOptions.ridges[-1:], rounds=1),
+        known=weights,
+    ).network
 
 
 def fit_network(

@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from keyhole.arrays import Array
+from keyhole.models.template import TemplateModel
 from keyhole.oracles.wrappers.drift import REASON as CHANGED
 from keyhole.report.blocks import blocks_of
 from keyhole.report.rows import answers_apart, relative_error, sequence_size
@@ -94,12 +95,16 @@ def facts(recovery: Recovery) -> list[tuple[str, str]]:
 
 
 def _error_rows(model: Any, errors: Any) -> list[tuple[str, str]]:
-    """Relative standard errors of the parameter blocks, the largest of several heads."""
+    """Relative standard errors of the parameter blocks, the largest of several heads; of a template
+    that of its worst tensor, which may be one of many."""
     largest: dict[str, float] = {}
     for block in blocks_of(model, errors):
         relative = relative_error(block)
         if relative is not None:
             largest[block.name] = max(relative, largest.get(block.name, 0.0))
+    if isinstance(model, TemplateModel):
+        worst = max(largest.values(), default=None)
+        return [] if worst is None else [("worst error", f"{worst:.1e} (of a tensor, relative)")]
     return [(f"error of {name}", f"{error:.1e} (relative)") for name, error in largest.items()]
 
 

@@ -22,6 +22,9 @@ def test_recover_like_a_template(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ended = CliRunner().invoke(app, [*words, *places, "--json"])
     assert ended.exit_code == 0, ended.output
     assert json.loads(ended.stdout)["outcome"] == "RECOVERED"
+    shown = CliRunner().invoke(app, words)
+    assert "worst error" in shown.output
+    assert "error of weight" not in shown.output  # of which there are several
 
 
 def test_what_is_no_template() -> None:

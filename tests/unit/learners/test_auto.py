@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.templates import AttentionHeads, Encoder, StateSpace, randomise
 
 import keyhole
 from boxes import CountingBox
@@ -349,3 +350,20 @@ def test_two_neurons_are_not_taken_for_a_norm_nor_fitted_to_too_few_answers(seed
     found = recover(truth, Auto(), seed=seed)
     assert found.outcome is Outcome.RECOVERED
     assert keyhole.distance(found.model, truth) < 1e-9
+
+
+@pytest.mark.parametrize(
+    ("box", "outcome"),
+    [
+        (Encoder(6, 8, 2, 16, 1), Outcome.UNSUPPORTED),  # a width in, another inside, one number
+        (Encoder(6, 6, 2, 8, 6), Outcome.ILL_CONDITIONED),  # looks like a block
+        (AttentionHeads(kind="sigmoid"), Outcome.REJECTED),
+        (AttentionHeads(kind="linear"), Outcome.REJECTED),
+        (AttentionHeads(kind="sink"), Outcome.ILL_CONDITIONED),
+        (StateSpace(), Outcome.REJECTED),
+    ],
+)
+def test_a_model_without_a_learner_is_told_of_templates(box: Any, outcome: Outcome) -> None:
+    found = recover(randomise(box, 3), Auto(), throw=False)
+    assert found.outcome is outcome
+    assert "--like package.module:make_model" in " ".join([found.reason, *found.notes])

@@ -5,16 +5,18 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from keyhole.arrays import Array
+from keyhole.arrays import UNIT_ROUNDOFF, Array
 from keyhole.network.observation import Direction
 from keyhole.network.redundancy import (
     Data,
     costs_of_leaving,
     descend,
     eliminate,
+    fit_likely,
     fit_network,
     has_open_gates,
     merge_gates,
+    repair,
     step_matrix,
     without_cheap,
 )
@@ -65,6 +67,18 @@ def test_of_activations_that_are_alike_the_right_one_is_taken() -> None:
     assert tried.network.activation == "gelu_tanh"
 
 
+@pytest.mark.parametrize("activation", ["gelu", "tanh"])
+def test_the_activation_is_found(activation: str) -> None:
+    true, points, _ = make(4)
+    other = replace(true, activation=activation)
+    names, rng = ("gelu", "silu", "tanh"), np.random.default_rng(0)
+    found = fit_likely(points, other(points), 12, names, False, UNIT_ROUNDOFF, rng)
+    assert found is not None
+    assert found.activation == activation
+    assert found.neurons == true.neurons
+    assert fit_likely(points, other(points), 12, ["silu"], False, UNIT_ROUNDOFF, rng) is None
+
+
 def test_too_few_neurons_are_told_at_once() -> None:
     _, points, answers = make(8)
     tried = fit_network(points, answers, 4, ("gelu",), False, 1e-9, np.random.default_rng(1))
@@ -105,12 +119,10 @@ def test_leaving_costs_what_least_squares_says() -> None:
 
 def test_a_known_network_is_completed() -> None:
     true, points, answers = make(6)
-    most = chosen(true, np.arange(5))
-    tried = fit_network(
-        points, answers, 10, ("gelu",), False, 1e-9, np.random.default_rng(1), known=most
-    )
-    assert tried.network is not None
-    assert tried.network.neurons == 6
+    most, rng = chosen(true, np.arange(5)), np.random.default_rng(1)
+    found = repair(most, points, answers, UNIT_ROUNDOFF, rng)
+    assert found is not None
+    assert found.neurons == 6
 
 
 def test_a_neuron_that_is_there_twice_leaves() -> None:

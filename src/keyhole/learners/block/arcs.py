@@ -49,7 +49,7 @@ def bends_smoothly(
         left.append([one[3] / one[0] for one in sizes])
     wide, narrow = np.array(left).T
     shown = wide > DETECTION**2 * error
-    eighth = np.abs(np.log2(8.0 * narrow / np.maximum(wide, TINY))) < 0.5
+    eighth = np.abs(np.log2(8.0 * np.maximum(narrow, TINY) / np.maximum(wide, TINY))) < 0.5
     share = float(np.mean(shown & eighth))
     note_decision("the network is smooth", share > 0.5, margin_of(share, 0.5))
     return share > 0.5

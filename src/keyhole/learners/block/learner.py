@@ -290,7 +290,7 @@ def find_then_fit(
             starts, pairs = find()
             starts.sort(key=lambda start: misfit_of(start, pairs))
             if starts[0].attention is not None:
-                pairs = [*pairs, *ask_random(box, starts[0], rng)]
+                pairs = [*pairs, *ask_random(box, starts[0], rng, floors=2.0)]
             refined = refine_best(starts, pairs, box.error, rng)
         except (NotThisBlock, Unclear, np.linalg.LinAlgError, ArithmeticError) as failed:
             reason = str(failed)

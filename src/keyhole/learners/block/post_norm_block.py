@@ -10,29 +10,27 @@ Queries.    1  many huge tokens before one anchor, patterns of moves  -> which t
             3  huge single tokens                                   -> the second norm, the network
             4  single tokens of moderate size                       -> the offset of the attention
             5  single tokens where z nearly vanishes                -> the first epsilon
-            6  [a + τu_1 … a + τu_m; a] at d + 1 anchors or more     -> scores and key biases
-            7  random sequences                                     -> refinement.py
+            6  contexts of near tokens                              -> soft_contexts.py
 Algebra.    2: ∂y/∂x_N P M_h = ∂y/∂token_h; ∂y/∂x_N is blind along z, which the length of the anchor
             turns. 3: huge tokens have |ν| = sqrt(d) and ν along (1 + Σ M_h) x. The answers lie in a
             hyperplane, nearly on an ellipsoid; their directions are fitted by direction_fit.py;
             the lengths of z that it tells then correct the ellipsoid, which epsilon bends. The
             affine part is Σ_i gain_i e_i e_iᵀ - Σ_j s_j outer_j inner_jᵀ, s_j zero or one: that
-            tells the gain and which way neurons are turned. 4, 6: Φ known, an answer tells ν, and
-            all is linear as for attention alone (scores.py).
+            tells the gain and which way neurons are turned. 4: Φ known, an answer tells ν.
 Fails.      Two heads on one token look like one head; neurons that hardly any point of the sphere
             switches; where Φ is not one to one an answer may be read wrongly, and the refinement
             stalls.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 from scipy.optimize import least_squares, minimize_scalar
 
-from keyhole.arrays import TINY, Array, Float, random_stream
+from keyhole.arrays import TINY, Array, Float
 from keyhole.learners.block.arcs import bends_smoothly
-from keyhole.learners.block.box import NotThisBlock, Unclear
+from keyhole.learners.block.box import Unclear
 from keyhole.learners.block.direction_fit import (
     SMOOTH,
     Data,
@@ -46,23 +44,10 @@ from keyhole.learners.block.direction_fit import (
 from keyhole.learners.block.direction_hessians import join_network, read_directions
 from keyhole.learners.block.direction_refinement import refine_directions
 from keyhole.learners.block.post_norm_attention import fit_layer_norm, huge_size, unit_rows
-from keyhole.learners.block.refinement import (
-    Pairs,
-    clear_rank,
-    misfit_of,
-    settle_block,
-    with_attention,
-)
+from keyhole.learners.block.refinement import Pairs, settle_block
 from keyhole.learners.block.relu_circles import Pool, SphereBox, find_neurons
-from keyhole.learners.block.scores import (
-    Scores,
-    Soft,
-    Span,
-    ask_scores,
-    seen_rank,
-    solve_scores,
-    usual_level,
-)
+from keyhole.learners.block.scores import seen_rank
+from keyhole.learners.block.soft_contexts import find_scores
 from keyhole.learners.block.wide_network import BENT, is_crowded
 from keyhole.learners.mlp import NotEnough, likely_activations, room_for_neurons
 from keyhole.linalg.rank import count_above_share
@@ -76,6 +61,7 @@ from keyhole.network.wide import Seen, WideOptions, search_wide
 from keyhole.oracles.noise import DETECTION, NoiseModel
 
 KINKS_APART = 1e-6  # error of directions up to which kinks of a circle are told apart
+CONTEXT_SIZE = 1.0  # of tokens beside which the offset is small and the first norm is no sphere yet
 TELLING = 1e-5  # relative error of differences that tell which tokens moved, some hundred at once
 
 
@@ -725,100 +711,6 @@ def polish_offset(
     return found.x[:-1], float(np.exp(found.x[-1]))
 
 
-# --- 6: scores ------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, eq=False)
-class BlockWeights:
-    """Reads attention weights off an answer, through the network: only the direction of z is known
-    there."""
-
-    behind: Behind
-    maps: Float[Array, "h p d"]
-    whole: Float[Array, "p d"]
-    offset: Float[Array, " p"]
-    epsilon: float
-    close: float = 1e-4  # share of the right side that weights leave at the right point, at most
-    starts: int = 12  # of the search for a point that weights explain
-    found: dict[bytes, Array] = field(default_factory=dict)  # points of answers that were read
-
-    @property
-    def readable(self) -> int:
-        return self.maps.shape[1] - 1  # the length of z is unknown, too
-
-    def equations(self, soft: Soft) -> tuple[Float[Array, "n p u"], Float[Array, "n p"]]:
-        """s n - Σ w_hi M_h τ u_i = B a + c, in the unknowns (w, s)."""
-        names = [one.tobytes() for one in soft.answers]
-        (fresh,) = np.nonzero([name not in self.found for name in names])
-        if len(fresh):
-            points = self.search(soft.taken(fresh))
-            self.found.update({names[i]: point for i, point in zip(fresh, points, strict=True)})
-        points = np.array([self.found[name] for name in names])
-        return -points[:, :, None], -(soft.anchor @ self.whole.T + self.offset)
-
-    def search(self, soft: Soft) -> Float[Array, "n p"]:
-        """The directions n, from equal weights on, and where that ends at a point that no weights
-        explain, from random ones."""
-        heads, count = len(self.maps), soft.tokens.shape[1]
-        equal = np.full((len(soft.anchor), heads, count), 1.0 / (1.0 + count))
-        points, gaps = self.read_points(soft, equal)
-        rng = random_stream(0, "post-norm block")  # the same answers are read in the same way
-        for _ in range(self.starts):
-            stray = np.flatnonzero(gaps > usual_level(gaps, self.close))
-            if not len(stray):
-                break
-            drawn = rng.dirichlet(np.ones(count + 1), (len(stray), heads))[..., :count]
-            others, less = self.read_points(soft.taken(stray), drawn)
-            better = less < gaps[stray]
-            points[stray[better]], gaps[stray[better]] = others[better], less[better]
-        return points
-
-    def read_points(
-        self, soft: Soft, weights: Float[Array, "n h m"]
-    ) -> tuple[Float[Array, "n p"], Float[Array, " n"]]:
-        """The directions n near those that these weights would give, and what of B a + c is left
-        when weights are fitted to them."""
-        alone = soft.anchor @ self.whole.T + self.offset
-        added = np.einsum("hpd,nmd->nphm", self.maps, soft.tokens)
-        start = alone + np.einsum("nphm,nhm->np", added, weights)
-        d = self.whole.shape[1]
-        square = np.sum(start**2, axis=1) / d
-        for _ in range(2):
-            radius = np.sqrt(d * square / (square + self.epsilon))
-            start, _ = self.behind.read(soft.answers, start, radius)
-            n = start / lengths(start)
-            # the length of z, and with it how far epsilon shortens ν
-            table = np.concatenate([-added.reshape(*n.shape, -1), n[:, :, None]], axis=2)
-            solution = np.einsum("nup,np->nu", np.linalg.pinv(table), alone)
-            square = np.maximum(solution[:, -1] ** 2, 1e-300) / d
-        rest = np.einsum("npu,nu->np", table, solution) - alone
-        return n, np.linalg.norm(rest, axis=1) / np.linalg.norm(alone, axis=1)
-
-
-# --- 7: sequences for the refinement --------------------------------------------------------------
-
-
-def ask_sequences(
-    box: Asker, heads: list[Head], unknowns: float, redundant: float, rng: np.random.Generator
-) -> list[tuple[Array, Array]]:
-    """Random sequences of several lengths and sizes: as many numbers as the attention has unknowns,
-    and so many weights for each unknown of the scores. Strong scores want small tokens, so that no
-    head takes one token alone."""
-    width = box.width
-    strength = max(float(np.linalg.norm(head.score)) for head in heads)
-    size = min(1.0, 2.0 / np.sqrt(max(strength, 1.0)))
-    longest = max(5, 1 + (width - 2) // len(heads))
-    scores = sum(2.0 * width * head.rank_bound for head in heads)
-    shapes = ((2, 1.0), (3, 2.0), (longest - 1, 1.0), (longest, 4.0 if size == 1.0 else 2.0))
-    weights = sum(len(heads) * (length - 1) for length, _ in shapes)
-    count = int(max(unknowns / width / len(shapes), redundant * scores / weights)) + 3
-    found = []
-    for length, share in shapes:
-        tokens = box.representable(size * share * rng.standard_normal((count, length, width)))
-        found.append((tokens, box(tokens, "refinement")))
-    return found
-
-
 # --- all of it ------------------------------------------------------------------------------------
 
 
@@ -847,27 +739,9 @@ def find_post_norm_block(
     net = choose_network(sphere, options, rng)
     sphere.correct_norm(net)
     single, pairs = find_without_scores(box, sphere, net, maps, rng)
-    rough = misfit_of(single, pairs) > (0.01 * difference_step(box)) ** 2
-    if rough:
-        # scores are read through the network, which enlarges what is wrong in it
-        single = settle_block(single, pairs)
-        sphere.norm, net = single.norms[1], directed_of(single)
-    scores, weights = read_scores(box, single, Behind(net, sphere.directions, box.width), rng)
-    found = [cut_rank(*one) for one in solve_scores(scores, weights)]
-    assert single.attention is not None
-    heads = [
-        Head((left, right), bias, head.value)
-        for (left, right, bias), head in zip(found, single.attention.heads, strict=True)
-    ]
-    widest = find_widest(weights.maps, box)
-    unknowns = sum(2.0 * box.width * (left.shape[1] + widest) for left, _, _ in found)
-    # scores that were read badly are told by these sequences alone
-    redundant = 4.5 if rough else 1.5
-    context = soft_pairs(scores) + ask_sequences(box, heads, unknowns, redundant, rng)
-    block = with_attention(single, Attention(heads, single.attention.offset))
-    if rough:  # what is known least goes first
-        block = settle_block(block, context, "left|read", steps=6)
-    return [block], [*pairs, *context]
+    # contexts are seen through the network
+    block, contexts = find_scores(box, settle_block(single, pairs), CONTEXT_SIZE, rng)
+    return [block], [*pairs, *contexts]
 
 
 def choose_network(
@@ -926,50 +800,3 @@ def find_without_scores(
     pairs.append(near)
     single = build(*polish_offset(build, offset, epsilon, pairs))
     return single, [*pairs, (sphere.tokens[:, None], sphere.answers)]
-
-
-def read_scores(
-    box: Asker, single: Block, behind: Behind, rng: np.random.Generator
-) -> tuple[Scores, BlockWeights]:
-    """Answers that tell the scores of a block that is known but for these, and what reads attention
-    weights off them; raises Unclear."""
-    layer, plane = single.attention, kept_plane(box.width, "layer")
-    assert layer is not None
-    maps = np.array([plane.T @ head.value.T for head in layer.heads])
-    whole, offset = plane.T + maps.sum(axis=0), layer.offset @ plane
-    weights = BlockWeights(behind, maps, whole, offset, float(single.epsilons[0]))
-
-    def ask_soft(anchor: Array, tokens: Array) -> Soft:
-        anchor = box.representable(anchor)
-        context = box.representable(anchor[:, None] + tokens)
-        asked = np.concatenate([context, anchor[:, None]], axis=1)
-        return Soft(anchor, context - anchor[:, None], box(asked, "scores"))
-
-    span = Span(unit_rows(rng, 1, box.width)[0], 1.0, np.inf)
-    try:
-        return ask_scores(weights, ask_soft, span, find_widest(maps, box), box.error, rng), weights
-    except NotThisBlock as failed:  # a network that is not quite right says little of the box
-        raise Unclear(str(failed)) from failed
-
-
-def find_widest(maps: Float[Array, "h p d"], box: Asker) -> int:
-    """The largest rank of a value map."""
-    return max(seen_rank(np.linalg.svd(part, compute_uv=False), box.error) for part in maps)
-
-
-def cut_rank(left: Array, right: Array, bias: Array) -> tuple[Array, Array, Array]:
-    """A score in factors of the rank behind which its singular values fall most: what is found
-    through a network that is known to a few digits has weak directions of its own."""
-    axes, sizes, rows = np.linalg.svd(left @ right)
-    rank = clear_rank(sizes[: left.shape[1]])
-    root = np.sqrt(sizes[:rank])
-    return axes[:, :rank] * root, root[:, None] * rows[:rank], bias
-
-
-def soft_pairs(scores: Scores) -> list[tuple[Array, Array]]:
-    """The queries of the scores with their answers."""
-    found = []
-    for soft in scores.parts:
-        context = soft.anchor[:, None] + soft.tokens
-        found.append((np.concatenate([context, soft.anchor[:, None]], axis=1), soft.answers))
-    return found

@@ -5,19 +5,17 @@ Statement.  A huge anchor freezes the network: with x_N = t a and a on the norm'
             all contexts. Tokens of the context are huge too: they cost no digits, since only
             their directions enter. All is in a basis of what the norm keeps (k numbers).
 Queries.    1  contexts of three tokens before one anchor         -> heads and their M_h
-            2  sets of tokens at k + 3 anchors                    -> scores and key biases
-            3  single tokens at two sizes, and huge ones          -> the offset of the attention
-            4  single tokens t z                                  -> the network (learners/mlp)
+            2  single tokens at two sizes, and huge ones          -> the offset of the attention
+            3  single tokens t z                                  -> the network (learners/mlp)
+            4  contexts of near tokens                            -> soft_contexts.py
             5  a small token of the context, a small stream       -> both epsilons
-            6  sequences of all sizes                             -> refinement.py
 Algebra.    1: at one anchor a head is one key; given the keys, M_h is linear (variable projection).
-            Heads come one at a time, until they explain the answers. 2: all weights are linear in
-            one answer. 3: two tokens of one stream have one network. 4: the stream that is wanted
-            has a token; what is wrong in M_h adds to the linear part of the network, and to the
-            rest only by a 1/t-th. Then refinement.py on all answers.
-            In single precision the anchor has two sizes, which take L out; ReLUs are found by a
-            wide network (network/wide.py), since kinks would want more digits; activations that are
-            nearly alike are told by what the refinement leaves.
+            Heads come one at a time, until they explain the answers. 2: two tokens of one stream
+            have one network. 3: the stream that is wanted has a token; what is wrong in M_h adds to
+            the linear part of the network, and to the rest only by a 1/t-th. Then refinement.py.
+            The anchor has two sizes, which take L out. In few digits ReLUs are found by a wide
+            network (network/wide.py), since kinks would want more; activations that are nearly
+            alike are told by what the refinement leaves.
 Fails.      Heads that attend alike to every token.
 Source.     Golub and Pereyra (1973) for variable projection; the rest is Keyhole's own.
 """
@@ -42,8 +40,9 @@ from keyhole.learners.block.box import Paid, Unclear
 from keyhole.learners.block.direction_fit import SMOOTH, Directed, points_beside
 from keyhole.learners.block.direction_fit import find_network as fit_to_directions
 from keyhole.learners.block.pre_norm_mlp import find_kind, lift_network, share_of
-from keyhole.learners.block.refinement import Pairs, settle_block, trim_scores
+from keyhole.learners.block.refinement import Pairs, settle_block
 from keyhole.learners.block.relu_circles import Pool, SphereBox, find_neurons
+from keyhole.learners.block.soft_contexts import find_scores
 from keyhole.learners.block.wide_network import BENT, fit_wide, is_crowded, turn_neurons
 from keyhole.learners.mlp import MlpLearner
 from keyhole.measurement.asker import Asker, round_to_format
@@ -52,7 +51,7 @@ from keyhole.models.block import Block
 from keyhole.models.mlp import Mlp, with_parts
 from keyhole.models.norm import kept_plane
 from keyhole.oracles.base import Domain, Oracle, Spec, Wrapper
-from keyhole.oracles.noise import NoiseModel
+from keyhole.oracles.noise import DETECTION, NoiseModel
 from keyhole.oracles.queries import QueryBatch
 from keyhole.stages.epsilon import epsilon_of_share, find_epsilon
 
@@ -63,23 +62,14 @@ class AttentionOptions:
 
     context: tokens before the anchor at which heads are found. redundant: numbers of answers there
     per unknown. draws: random heads of which the best joins those found so far. steps: of its first
-    fit. explained: what heads may leave of the answers, in units of their error.
-    spare: answers and anchors beyond those that would just do.
-    share: of the numbers of an answer, that weights are read for at once, at most. told: error that
-    they may have then. seen: how large a weight and its complement are at least, for so many
-    (`most_seen`) tokens of every head.
+    fit. spare: answers beyond those that would just do.
     """
 
     context: int = 3
     redundant: float = 1.6
     draws: int = 3
     steps: int = 15
-    explained: float = 30.0
     spare: int = 3
-    share: float = 0.7
-    told: float = 0.006
-    seen: float = 0.02
-    most_seen: float = 0.7
 
 
 ATTENTION_OFF = 20.0  # error of maps and offset together, in what the network adds to an answer
@@ -112,29 +102,38 @@ class Frozen:
 
     box: Asker
     plane: Float[Array, "d k"]
+    anchor_size: float
+    unit: float  # error of an answer beside the residual, whose numbers are of order one
 
-    @property
-    def shares(self) -> tuple[float, ...]:
-        """Sizes of the anchor in one reading, beside `anchor_size`: one, if what the network adds
-        at that size is too little to matter; else two, which tell what is left at none."""
-        return (1.0,) if self.box.affords(self.box.error ** (-1.0 / 3.0)) else (1.0, 2.0)
+    @classmethod
+    def measure(
+        cls, box: Asker, plane: Float[Array, "d k"], rng: np.random.Generator, looks: int = 4
+    ) -> "Frozen":
+        """With the anchor whose answers differ least from those with one twice as huge, from that
+        size on at which rounding and the curvature of a smooth network are alike: kinks want a
+        larger one. The difference is the error."""
+        frozen = cls(box, plane, box.error ** (-1.0 / 4.0), np.inf)
+        context, anchor = frozen.points(rng, looks)[:, None], frozen.points(rng, 1)
 
-    @property
-    def anchor_size(self) -> float:
-        """Where rounding (t units) and the network's curvature (1 / t^2) are alike; where two sizes
-        are asked, it is their rounding that counts."""
-        return float(self.box.error ** (-1.0 / 3.0 if len(self.shares) == 1 else -1.0 / 4.0))
+        def changes(one: Frozen) -> Float[Array, "n d"]:
+            alone = one.ask(context[:1, :0], anchor, "heads")
+            return one.ask(context, np.repeat(anchor, looks, axis=0), "heads") - alone
 
-    @property
-    def unit(self) -> float:
-        """Error of an answer beside the residual, whose numbers are of order one; that of two
-        sizes put together is sqrt((2 * 2)^2 + 1) times as large, or about 4."""
-        return (1.0 if len(self.shares) == 1 else 4.0) * self.box.error * self.anchor_size
+        change = changes(frozen)
+        while True:
+            larger = replace(frozen, anchor_size=2.0 * frozen.anchor_size)
+            after = changes(larger)
+            # two sizes put together round sqrt((2 * 2)^2 + 1), or about 4, times as much
+            rounding = 4.0 * box.error * frozen.anchor_size
+            error = max(rounding, float(np.sqrt(np.mean((after - change) ** 2))))
+            if not error < frozen.unit:
+                return replace(frozen, anchor_size=frozen.anchor_size / 2.0)
+            frozen, change = replace(larger, unit=error), after
 
     @property
     def doubt(self) -> float:
         """Part of the network that stays in an answer beside the residual."""
-        return self.anchor_size ** (-1.0 if len(self.shares) == 1 else -2.0)
+        return max(self.anchor_size**-2.0, self.unit)
 
     @property
     def far_stream(self) -> float:
@@ -153,14 +152,15 @@ class Frozen:
     def ask(
         self, context: Float[Array, "n length k"], anchors: Float[Array, "n k"], purpose: str
     ) -> Float[Array, "n d"]:
-        """Answers without the residual."""
+        """Answers without the residual, with anchors of two sizes, which take out what falls as one
+        over it: the slope of the network."""
         others = self.box.representable(self.box.error ** (-3.0 / 8.0) * context @ self.plane.T)
         found = []
-        for share in self.shares:
-            last = self.box.representable(share * self.anchor_size * anchors @ self.plane.T)
+        for size in (self.anchor_size, 2.0 * self.anchor_size):
+            last = self.box.representable(size * anchors @ self.plane.T)
             tokens = np.concatenate([others, last[:, None]], axis=1)
             found.append(self.box(tokens, purpose) - last)
-        return found[0] if len(found) == 1 else np.asarray(2.0 * found[1] - found[0])
+        return np.asarray(2.0 * found[1] - found[0])
 
 
 def norms(rows: Float[Array, "*any d"]) -> Float[Array, "*any 1"]:
@@ -177,7 +177,7 @@ def find_maps(
     explain the answers; raises Unclear."""
     anchor = frozen.points(rng, 1)[0]
     alone = frozen.ask(np.zeros((1, 0, frozen.width)), anchor[None], "heads")[0]
-    target = options.explained * frozen.unit
+    target = DETECTION * frozen.unit
     rows: Rows | None = None
     keys = np.zeros((1, 0, frozen.width))
     for heads in range(1, len(alone) + 1):
@@ -242,131 +242,7 @@ def drop_heads(rows: Rows, best: DescentEnd, enough: float, options: DescentOpti
     return best
 
 
-# --- 2: scores ------------------------------------------------------------------------------------
-
-
-def find_scores(
-    frozen: Frozen,
-    maps: Float[Array, "h d k"],
-    options: AttentionOptions,
-    rng: np.random.Generator,
-) -> list[tuple[Array, Array, Array]]:
-    """For every head the score in factors (left, right) and the key bias."""
-    anchors = frozen.points(rng, frozen.width + 1 + options.spare)
-    near, found = 1.0, []
-    for anchor in anchors:
-        found.append(find_keys(frozen, maps, anchor, near, options, rng))
-        near = found[-1].near
-    table = np.column_stack([anchors, np.ones(len(anchors))])
-    keys, sure = np.array([one.keys for one in found]), np.array([one.sure for one in found])
-    return [factor_score(table, keys[:, h], sure[:, h]) for h in range(len(maps))]
-
-
-@dataclass(frozen=True, eq=False)
-class Keys:
-    """Of all heads at one anchor, one over their errors (relative to those of weights), and how
-    near to the anchor the tokens have to be so that most weights are seen: 1 is anywhere."""
-
-    keys: Float[Array, "h k"]
-    sure: Float[Array, " h"]
-    near: float
-
-
-def factor_score(
-    table: Float[Array, "n e"], keys: Float[Array, "n k"], sure: Float[Array, " n"]
-) -> tuple[Array, Array, Array]:
-    """Of keys that are linear in the rows of a table, whose last entries are one."""
-    weight = (sure / sure.max())[:, None]
-    table, keys = weight * table, weight * keys
-    axes, sizes, _ = np.linalg.svd(keys.T, full_matrices=False)
-    drops = sizes[:-1] / np.maximum(sizes[1:], 1e-300)
-    rank = int(np.argmax(drops)) + 1 if drops.max() > 10.0 else len(sizes)
-    left = axes[:, :rank]
-    solution, *_ = np.linalg.lstsq(table, keys @ left, rcond=None)
-    return left, solution[:-1].T, left @ solution[-1]
-
-
-def find_keys(
-    frozen: Frozen,
-    maps: Float[Array, "h d k"],
-    anchor: Float[Array, " k"],
-    near: float,
-    options: AttentionOptions,
-    rng: np.random.Generator,
-) -> Keys:
-    """Keys of all heads at an anchor: log w_hi / w_hN = (b_i - a) . key_h."""
-    heads, _, k = maps.shape
-    alone = frozen.ask(np.zeros((1, 0, k)), anchor[None], "scores")[0]
-    context = choose_context(frozen, maps, anchor, options, rng)
-    groups = -(-(k + 2) // context)
-    while True:
-        draws = [best_tokens(frozen, maps, anchor, context, near, rng) for _ in range(groups)]
-        tokens = np.array(draws)
-        answers = frozen.ask(tokens, np.tile(anchor, (groups, 1)), "scores") - alone
-        share = read_weights(maps, tokens - anchor, answers)
-        own = 1.0 - share.sum(axis=1, keepdims=True)
-        seen = np.minimum(share, own) > options.seen
-        if seen.mean(axis=(0, 1)).min() > options.most_seen or near < options.seen:
-            break
-        near *= 0.5
-    share, own = np.maximum(share, 1e-12), np.maximum(own, 1e-12)
-    odds = np.log(share / own)
-    sure = share * own / (share + own)  # what an error of a weight is divided by
-    steps = (tokens - anchor).reshape(-1, k)
-    keys, certain = np.empty((heads, k)), np.empty(heads)
-    for h in range(heads):
-        weight = sure[:, :, h].ravel()
-        inverse = np.linalg.pinv(weight[:, None] * steps)
-        keys[h] = inverse @ (weight * odds[:, :, h].ravel())
-        certain[h] = 1.0 / np.linalg.norm(inverse)
-    return Keys(keys, certain, near)
-
-
-def table_of(maps: Float[Array, "h d k"], steps: Float[Array, "m k"]) -> Float[Array, "d mh"]:
-    """What the weights of all tokens and heads are multiplied by in an answer."""
-    return np.einsum("hdk,mk->dmh", maps, steps).reshape(maps.shape[1], -1)
-
-
-def read_weights(
-    maps: Float[Array, "h d k"], steps: Float[Array, "g m k"], answers: Float[Array, "g d"]
-) -> Float[Array, "g m h"]:
-    """Weights of all heads, which are linear in an answer."""
-    found = [
-        np.linalg.lstsq(table_of(maps, step), answer, rcond=None)[0]
-        for step, answer in zip(steps, answers, strict=True)
-    ]
-    return np.array(found).reshape(*steps.shape[:2], len(maps))
-
-
-def choose_context(
-    frozen: Frozen,
-    maps: Float[Array, "h d k"],
-    anchor: Float[Array, " k"],
-    options: AttentionOptions,
-    rng: np.random.Generator,
-) -> int:
-    """The most tokens whose weights one answer still tells, the maps being off by what the network
-    adds to them."""
-    doubt, most = frozen.anchor_size**-2, max(1, int(options.share * maps.shape[1] / len(maps)))
-    for context in range(most, 1, -1):
-        tokens = best_tokens(frozen, maps, anchor, context, 1.0, rng)
-        if doubt * float(np.linalg.cond(table_of(maps, tokens - anchor))) < options.told:
-            return context
-    return 1
-
-
-def best_tokens(
-    frozen: Frozen, maps: Array, anchor: Array, context: int, near: float, rng: np.random.Generator
-) -> Float[Array, "m k"]:
-    """Of a few draws around the anchor, the tokens whose weights are read best."""
-    draws = []
-    for _ in range(12):
-        drawn = anchor + near * (frozen.points(rng, context) - anchor)
-        draws.append(drawn * np.linalg.norm(anchor) / norms(drawn))
-    return min(draws, key=lambda tokens: float(np.linalg.cond(table_of(maps, tokens - anchor))))
-
-
-# --- 3: the offset --------------------------------------------------------------------------------
+# --- 2: the offset --------------------------------------------------------------------------------
 
 
 def find_offset(
@@ -377,7 +253,7 @@ def find_offset(
     offset for which it does is found by Gauss-Newton steps, with derivatives along the sphere that
     are measured once."""
     box, plane = frozen.box, frozen.plane
-    step = frozen.unit ** (1.0 / 3.0)
+    step = frozen.unit ** (1.0 / 3.0)  # of differences both ways
     points = frozen.points(rng, 4)
     slopes = []
     for point in points:
@@ -410,7 +286,7 @@ def network_beside(
     return np.asarray(frozen.ask(none, points, "offset") - points @ whole.T)
 
 
-# --- 4: the network -------------------------------------------------------------------------------
+# --- 3: the network -------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, eq=False)
@@ -607,16 +483,15 @@ def fit_network(
     )
 
 
-# --- 5: the epsilons ------------------------------------------------------------------------------
+# --- 4: the epsilons ------------------------------------------------------------------------------
 
 
-def find_epsilons(
-    frozen: Frozen, known: Block, network: Mlp, rng: np.random.Generator
-) -> tuple[float, float]:
+def find_epsilons(frozen: Frozen, known: Block, rng: np.random.Generator) -> tuple[float, float]:
     """Of the norm of the tokens, from a small token of the context; of that of the stream, from
     a token whose stream is small."""
-    layer = known.attention
+    layer, network = known.attention, known.mlp
     assert layer is not None
+    assert network is not None
     box, plane, d = frozen.box, frozen.plane, len(frozen.plane)
     anchor, other = frozen.points(rng, 2)
     alone = frozen.ask(np.zeros((1, 0, frozen.width)), anchor[None], "epsilon")[0]
@@ -644,7 +519,7 @@ def find_epsilons(
         point = plane.T @ token
         added = layer.offset + whole @ (plane @ point / np.sqrt(point @ point / d + small))
         answer = box(box.representable(token)[None, None], "epsilon")[0] - token - added
-        share = share_of(lambda share: network(share[:, None] * heading), answer)
+        share = share_of(lambda share: network(share[:, None] * (plane @ heading)), answer)
         return epsilon_of_share(share, size)
 
     return small, seen_epsilon(second)
@@ -677,35 +552,6 @@ def token_of(
     return np.asarray(c * point(c))
 
 
-# --- 6: sequences for the refinement --------------------------------------------------------------
-
-
-def ask_sequences(
-    box: Asker, block: Block, singles: int, rng: np.random.Generator
-) -> list[tuple[Array, Array]]:
-    """Random sequences, their sizes spread from that of epsilon to 30: half as many numbers more
-    than the attention has unknowns, and half as many weights more than the scores have; and so
-    many single tokens."""
-    width, heads = block.width, block.attention.heads if block.attention is not None else []
-    small = 3.0 * float(np.sqrt(block.epsilons[0]))
-    longest = max(4, 1 + (width - 2) // len(heads))
-    if (most := box.oracle.spec.domain.max_length) is not None:
-        longest = min(longest, most)
-    shapes = ((2, 1.0), (min(3, longest), 3.0), (longest, 1.0), (longest - 1, 30.0))
-    scores = sum(2.0 * width * head.rank_bound for head in heads)
-    weights = len(heads) * sum(length - 1 for length, _ in shapes)
-    count = int(1.5 * max(width, scores / weights)) + 4
-    found = []
-    for length, size, number in (
-        *((length, size, count) for length, size in shapes),
-        (min(3, longest), small, 8),
-        (1, 1.0, singles),
-    ):
-        tokens = box.representable(size * rng.standard_normal((number, length, width)))
-        found.append((tokens, box(tokens, "refinement")))
-    return found
-
-
 # --- all of it ------------------------------------------------------------------------------------
 
 
@@ -729,33 +575,31 @@ def find_pre_norm_block(
     box = replace(box, oracle=paid)
     kind = find_kind(box, rng)
     plane = kept_plane(box.width, kind)
-    frozen = Frozen(box, plane)
+    frozen = Frozen.measure(box, plane, rng)
     maps = find_maps(frozen, options.attention, rng)
-    scores = find_scores(frozen, maps, options.attention, rng)
     offset = find_offset(frozen, maps.sum(axis=0), rng)
-    layer = Attention(
-        [
-            Head((plane @ left, right @ plane.T), plane @ bias, plane @ part.T)
-            for (left, right, bias), part in zip(scores, maps, strict=True)
-        ],
-        offset,
-    )
-    known = Block(layer, None, norm="pre", kind=kind)
+    none = np.zeros((box.width, 1))
+    heads = [Head((none, none.T), none[:, 0], plane @ part.T) for part in maps]
+    known = Block(Attention(heads, offset), None, norm="pre", kind=kind)
     network = find_network(frozen, known, options, rng)
-    epsilons = find_epsilons(frozen, known, network, rng)
     wide = lift_network(network, plane, 1.0)
-    block = Block(layer, wide, norm="pre", kind=kind, epsilons=epsilons)
     singles = paid.singles_apart(1e5)
     wanted = 1.3 * wide.neurons * (plane.shape[1] + 1 + box.width) / box.width
-    more = max(8, int(wanted - len(singles[0]) / 2))
-    pairs = [singles, *ask_sequences(box, block, more, rng)]
-    # what is known least goes first; then activations that few digits do not tell apart
-    block = trim_scores(settle_block(block, pairs[1:], "left|read", steps=6))
+    more = box.representable(
+        rng.standard_normal((max(8, int(wanted - len(singles[0]) / 2)), 1, box.width))
+    )
+    pairs = [singles, (more, box(more, "refinement"))]
+    single = Block(known.attention, wide, norm="pre", kind=kind)
+    single = settle_block(single, pairs)
+    block, contexts = find_scores(box, single, options.stream, rng)
+    epsilons = find_epsilons(frozen, block, rng)
+    small = box.representable(3.0 * epsilons[0] ** 0.5 * rng.standard_normal((8, 2, box.width)))
+    pairs = [*pairs, *contexts, (small, box(small, "refinement"))]
+    # activations that few digits do not tell apart
     alike = ("gelu", "gelu_tanh")
     names = alike if wide.activation in alike else (wide.activation,)
     assert block.mlp is not None
     networks = [with_parts(block.mlp, activation=name) for name in names]
     return [
-        Block(block.attention, one, norm="pre", kind=kind, epsilons=block.epsilons)
-        for one in networks
+        Block(block.attention, one, norm="pre", kind=kind, epsilons=epsilons) for one in networks
     ], pairs

@@ -17,11 +17,7 @@ from keyhole.learners.mlp.hessians import Steps as HessianSteps
 from keyhole.learners.mlp.hessians import along as sphere_point
 from keyhole.learners.mlp.judgement import MlpDiagnostics
 from keyhole.learners.mlp.learner import MlpLearner
-from keyhole.learners.mlp.redundancy import (
-    RedundancyOptions,
-    thin_out,
-)
-from keyhole.learners.mlp.refinement import descend, refine
+from keyhole.learners.mlp.refinement import refine
 from keyhole.learners.mlp.relu import (
     InputRegion,
     NetworkDiagnostics,
@@ -40,13 +36,11 @@ __all__ = [
     "MlpLearner",
     "NetworkDiagnostics",
     "NotEnough",
-    "RedundancyOptions",
     "ReluNetworkLearner",
     "Weights",
     "axes_for",
     "chosen",
     "derive_standard_errors",
-    "descend",
     "find_span",
     "hidden_layer",
     "likely_activations",
@@ -56,7 +50,6 @@ __all__ = [
     "room_for_neurons",
     "sphere_point",
     "spread_places",
-    "thin_out",
     "weights_of",
     "with_one",
 ]

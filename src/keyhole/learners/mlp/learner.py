@@ -6,7 +6,8 @@ Statement.  y = linear x + offset + outer φ(inner x + inner_bias), φ any of th
             precision, some ten times for gated networks and twenty in single precision.
 Queries.    scale.py (which size of inputs shows the bends); far_field.py where inputs may be of any
             size and the network bends; then, or else, hessians.py on a sphere, that of the domain
-            or one inside it; for networks too small for that, redundancy.py on random points.
+            or one inside it; network/redundancy.py on random points for small networks, first
+            where Hessians have no room or answers few digits.
 Algebra.    The stages give every neuron to a few digits; refinement.py fits all answers near zero
             to their rounding, and its Fisher matrix tells the standard errors.
 Fails.      A fit that does not reach the rounding of the answers is inconclusive: another way may
@@ -52,16 +53,10 @@ from keyhole.learners.mlp.hessians import (
     weights_of,
 )
 from keyhole.learners.mlp.judgement import explained_residual, judge, relative_error, unknowns
-from keyhole.learners.mlp.missing import add_missing, awakened, other_bends
+from keyhole.learners.mlp.missing import add_missing, awakened
 from keyhole.learners.mlp.options import THOROUGH, MlpOptions
 from keyhole.learners.mlp.profile import find_strange_profile
-from keyhole.learners.mlp.redundancy import fit_with_redundancy, repair
-from keyhole.learners.mlp.refinement import (
-    RefinedNetwork,
-    RefinementOptions,
-    descend,
-    refine,
-)
+from keyhole.learners.mlp.refinement import RefinedNetwork, RefinementOptions
 from keyhole.learners.mlp.relu.learner import NotPiecewiseLinear, ReluNetworkLearner
 from keyhole.learners.mlp.scale import (
     Scale,
@@ -74,7 +69,8 @@ from keyhole.learners.mlp.thinning import decided, refine_active, without_unseen
 from keyhole.measurement.asker import Asker
 from keyhole.models.mlp import ACTIVATIONS, Mlp, activation_named
 from keyhole.models.relu_network import ReluNetwork
-from keyhole.network.weights import Weights, chosen, with_one
+from keyhole.network.redundancy import fit_likely, repair
+from keyhole.network.weights import chosen, with_one
 from keyhole.oracles.base import Domain, Oracle, Spec, Wrapper
 from keyhole.oracles.queries import QueryBatch
 
@@ -175,8 +171,9 @@ class MlpLearner:
     def _list_strategies(
         self, box: Asker, scale: Scale, rng: np.random.Generator
     ) -> list[tuple[str, Callable[[], Result]]]:
-        """What is tried, in this order: a path far away where that shows the network, for less
-        than Hessians cost; Hessians; redundant neurons, first where Hessians have no room."""
+        """What is tried, in this order: a path far away, where that shows the network; Hessians;
+        redundant neurons, first where Hessians have no room, or are so blurred that they take
+        many more queries."""
         domain, width = box.oracle.spec.domain, box.width
         centre, largest = region_of(domain, width)
         ask = asking_around(box, centre)
@@ -185,20 +182,18 @@ class MlpLearner:
         # a second chance, and those of the sphere are the cheaper ones
         inside = domain.sphere is None and not afar
         size = widened(ask, width, scale.size, rng, largest) if inside else scale.size
-
-        def on_sphere() -> Result:
-            return self._on_sphere(box, centre, size, inside, rng)
-
-        hessians = [("Hessians on a sphere", on_sphere)]
-        if Steps.of(box.unit, width).blurred:  # every try draws a frame, which may hide a neuron
-            hessians.append(("Hessians in another frame", on_sphere))
-        if afar:  # a path says more than redundant neurons would
-            path = ("the ReLU network at infinity", lambda: self._from_afar(box, scale.size, rng))
-            return [path, *hessians]
-        redundant = ("redundant neurons", lambda: self._with_redundancy(box, centre, size, rng))
-        if 2 * room_for_neurons(width) < self._expected(width):  # few of them could be told apart
-            return [redundant, *hessians]
-        return [*hessians, redundant]
+        pool = RandomAnswers(box, centre, float(size * np.sqrt(width)), self.options.further)
+        path = ("the ReLU network at infinity", lambda: self._from_afar(box, scale.size, rng))
+        redundant = ("redundant neurons", lambda: self._with_redundancy(pool, rng))
+        hessians = ("Hessians on a sphere", lambda: self._on_sphere(pool, inside, rng))
+        frames = [hessians]
+        blurred = Steps.of(box.unit, width).blurred
+        if blurred:  # every try draws a frame, which may hide a neuron
+            frames.append(("Hessians in another frame", hessians[1]))
+        crowded = 2 * room_for_neurons(width) < self._expected(width)
+        if blurred or crowded:
+            return [*([path] if afar else []), redundant, *frames]
+        return [path, *frames] if afar else [*frames, redundant]
 
     def _is_seen_from_afar(self, box: Asker, scale: Scale, rng: np.random.Generator) -> bool:
         """Whether inputs may be of any size, and the network bends there by more than rounding."""
@@ -301,33 +296,24 @@ class MlpLearner:
             names = [weights.activation] if left < EXPLAINED else names
             rows = 1.5 / float(np.median(np.linalg.norm(weights.inner[:, :-1], axis=1)))
             wide = rows if size / 100.0 < rows < size * 100.0 else size
+        relative = relative_error(box, answers)
         if left > EXPLAINED and len(weights.inner) * (width + 1) <= self.options.small:
             # a plane that passes by all points is that of a breakpoint that was misread
             bent = (np.abs(with_one(points) @ weights.inner.T) < self.options.bent).any(axis=0)
             weights = chosen(weights, bent) if bent.any() else weights
-            weights = repair(weights, points, answers, relative_error(box, answers), rng) or weights
+            weights = repair(weights, points, answers, relative, rng) or weights
         try:
-            refined = refine_active(
-                weights, points, answers, relative_error(box, answers), self.options.idle, rng
-            )
+            refined = refine_active(weights, points, answers, relative, self.options.idle, rng)
         except np.linalg.LinAlgError as failed:
             return Inconclusive(str(failed)), points, answers
         result = judge(box, refined, points, answers, np.zeros(width), 1.0, self.options)
         return result, points, answers
 
-    def _on_sphere(
-        self, box: Asker, centre: Array, size: float, inside: bool, rng: np.random.Generator
-    ) -> Result:
-        """Answers on a sphere around `centre`, whose points have entries of this size, or inside
-        it."""
-        domain, width = box.oracle.spec.domain, len(centre)
-        radius = float(size * np.sqrt(width))
-
-        def ask(points: Array, purpose: str) -> Array:
-            return box.points(centre + radius * points, purpose)
-
+    def _on_sphere(self, pool: "RandomAnswers", inside: bool, rng: np.random.Generator) -> Result:
+        """Hessians on a sphere around the pool's centre, or inside it."""
+        box, width = pool.box, len(pool.centre)
         try:
-            sketch = read_sphere(ask, width, box.unit, rng, self.gated, inside)
+            sketch = read_sphere(pool.ask, width, box.unit, rng, self.gated, inside)
         except (NotEnough, np.linalg.LinAlgError) as failed:
             return Inconclusive(str(failed))
         blocks, neurons, _ = sketch.rows.shape
@@ -335,139 +321,63 @@ class MlpLearner:
             return broken
         blurred = Steps.of(box.unit, width).blurred
         share = 2.0 if blurred else self.options.near  # rounding averages out
-        if sketch.rows.size > RefinementOptions().grams:  # conjugate gradients converge faster
+        large = sketch.rows.size > RefinementOptions().grams
+        if large:  # conjugate gradients converge faster
             share = max(share, 1.4)
         count = count_points(share, neurons, width, len(sketch.outer), blocks == 2) + 1
         names = likely_activations(sketch, self._names())
         weights, which = weights_of(sketch, names[0])
-        points = self._draw(domain, count, width, rng)
-        if sketch.rows.size > RefinementOptions().grams and weights.gate is None:
-            points = awakened(points, weights.inner, rng)  # so many have some that hardly ever fire
-        box.oracle.expect(count)
-        answers = ask(points, "refinement")
+        box.oracle.expect(max(0, count - len(pool.points)))
+        rows = weights.inner if large and weights.gate is None else None
+        points, answers = pool.take(count, rng, rows)
         fits: list[RefinedNetwork] = []
         for name in names:
             if name != names[0]:
                 weights, which = weights_of(sketch, name)
-            if count <= len(which) + width + 1:
+            if len(points) <= len(which) + width + 1:
                 return Inconclusive(
                     f"the second derivatives leave {len(which)} candidates for {neurons} neurons"
                 )
             weights = decided(weights, which, points, answers, box.unit)
             whole = add_missing(
-                weights, points, answers, lambda turned: ask(turned, "missing neurons"), rng
+                weights, points, answers, lambda turned: pool.ask(turned, "missing neurons"), rng
             )
             weights, points, answers = whole.weights, whole.points, whole.answers
-            known = any(fit.residual <= self._explained(box, fit, points, answers) for fit in fits)
-            fits.append(self._fit_all(box, weights, points, answers, rng, thorough=not known))
+            relative = relative_error(box, answers)
+            fits.append(refine_active(weights, points, answers, relative, self.options.idle, rng))
         refined = min(fits, key=lambda fit: fit.residual)
         if refined.residual <= self._explained(box, refined, points, answers):
             refined = without_unseen(refined, points, answers, box.unit, rng)
-        return judge(box, refined, points, answers, centre, radius, self.options)
+        return judge(box, refined, points, answers, pool.centre, pool.radius, self.options)
 
-    def _fit_all(
-        self,
-        box: Asker,
-        weights: Weights,
-        points: Array,
-        answers: Array,
-        rng: np.random.Generator,
-        thorough: bool,
-    ) -> RefinedNetwork:
-        """The refined network; if `thorough`, where plain steps do not lead to the answers'
-        rounding, damped ones from the start, and in small networks redundant neurons for those that
-        are wrong."""
-        idle = self.options.idle
-        refined = refine_active(weights, points, answers, relative_error(box, answers), idle, rng)
-        unknown = weights.inner.size * (1 if weights.gate is None else 2)
-        if not thorough or unknown > RefinementOptions().grams:
-            return refined
-        refined = self._with_other_bends(box, refined, points, answers, rng)
-        if refined.residual > self._explained(box, refined, points, answers):
-            level = relative_error(box, answers) * float(np.sqrt(np.mean(answers**2)))
-            damped, _ = descend(weights, points, answers, ridge=1e-17, steps=60, target=level)
-            again = refine_active(damped, points, answers, relative_error(box, answers), idle, rng)
-            refined = min(refined, again, key=lambda fit: fit.residual)
-        if (
-            unknown <= self.options.small
-            and refined.residual > self._explained(box, refined, points, answers)
-            and (
-                repaired := repair(
-                    refined.weights, points, answers, relative_error(box, answers), rng
-                )
-            )
-            is not None
-        ):
-            refined = refine_active(
-                repaired, points, answers, relative_error(box, answers), idle, rng
-            )
-        return refined
-
-    def _with_other_bends(
-        self,
-        box: Asker,
-        refined: RefinedNetwork,
-        points: Array,
-        answers: Array,
-        rng: np.random.Generator,
-    ) -> RefinedNetwork:
-        """Neurons whose bends were misread, one by one: look-alikes of the bend take their place
-        while that takes off at least half of what is left."""
-        while refined.residual > self._explained(box, refined, points, answers):
-            least = refined.residual
-            for other in other_bends(refined.weights, points, answers):
-                rival = refine(other, points, answers, relative_error(box, answers), errors=False)
-                if rival.residual < 0.5 * least:
-                    idle = self.options.idle
-                    refined = refine_active(
-                        rival.weights, points, answers, relative_error(box, answers), idle, rng
-                    )
-                    break
-            else:
-                break
-        return refined
-
-    def _with_redundancy(
-        self, box: Asker, centre: Array, size: float, rng: np.random.Generator
-    ) -> Result:
-        """Random points, and networks of more neurons than expected."""
-        width, radius = len(centre), float(size * np.sqrt(len(centre)))
-        outputs = box.outputs
-        gated = bool(self.gated)
-        expected = self._expected(width)
-        points, answers = np.zeros((0, width)), np.zeros((0, outputs))
-        for neurons in (int(1.5 * expected), int(2.2 * expected)):
-            if neurons * (width + 1) * (1 + gated) > self.options.small:
-                break
-            count = int(2.0 * unknowns(neurons, width, outputs, gated)) - len(points)
-            fresh = self._draw(box.oracle.spec.domain, count, width, rng)
-            points = np.concatenate([points, fresh])
-            answers = np.concatenate([answers, box.points(centre + radius * fresh, "refinement")])
-            names = self._names()
-            network = fit_with_redundancy(points, answers, neurons, names, gated, box.unit, rng)
+    def _with_redundancy(self, pool: "RandomAnswers", rng: np.random.Generator) -> Result:
+        """Random points, and networks of more and more neurons, until one has enough."""
+        box, width, gated = pool.box, len(pool.centre), bool(self.gated)
+        usual = 1.5 * self._expected(width)  # half as many again as are expected
+        result: Result = Inconclusive("the network is too large for random points alone")
+        if usual * (width + 1) * (1 + gated) > self.options.small:
+            return result
+        most = int(self.options.plenty * unknowns(int(usual), width, box.outputs, gated))
+        blurred = Steps.of(box.unit, width).blurred
+        averaged = self.options.averaged if blurred or box.additive else self.options.near
+        for share in self.options.redundant:
+            neurons = int(share * usual) + 1
+            count = int(self.options.plenty * unknowns(neurons, width, box.outputs, gated))
+            points, answers = pool.take(count, rng)
+            relative = relative_error(box, answers)
+            network = fit_likely(points, answers, neurons, self._names(), gated, relative, rng)
             if network is None:
+                result = Inconclusive(f"no network of {neurons} neurons explains random points")
                 continue
             if (broken := self._promise(network.neurons)) is not None:
                 return broken
-            refined = refine_active(
-                network, points, answers, relative_error(box, answers), self.options.idle, rng
-            )
-            return judge(box, refined, points, answers, centre, radius, self.options)
-        return Inconclusive(
-            f"no network of few more neurons than the {expected} expected explains random points"
-        )
-
-    def _draw(
-        self, domain: Domain, count: int, width: int, rng: np.random.Generator
-    ) -> Float[Array, "n d"]:
-        """Points of the unit sphere, or of a shell where the domain is no sphere: inside it, or
-        further out where inputs are free, for neurons that bend little."""
-        points = rng.standard_normal((count, width))
-        points /= np.linalg.norm(points, axis=1, keepdims=True)
-        if domain.sphere is None:
-            further = self.options.further if domain.unbounded else 1.0
-            points *= rng.uniform(0.5, further, (count, 1))
-        return points
+            own = unknowns(network.neurons, width, box.outputs, gated)
+            points, answers = pool.take(min(most, int(averaged * own)), rng)
+            refined = refine_active(network, points, answers, relative, self.options.idle, rng)
+            result = judge(box, refined, points, answers, pool.centre, pool.radius, self.options)
+            if isinstance(result, Hypothesis):
+                break
+        return result
 
     def _promise(self, neurons: int) -> Refuted | None:
         if self.neurons is None or neurons <= self.neurons:
@@ -494,6 +404,44 @@ def is_smooth_at_its_scale(oracle: Oracle, rng: np.random.Generator) -> bool:
         return box.points(centre + points, purpose)
 
     return find_scale(ask, width, box.unit, rng, largest, THOROUGH.scale).smooth
+
+
+@dataclass(eq=False)
+class RandomAnswers:
+    """Answers at random points, which every strategy adds to and uses: points of the unit sphere
+    around the centre, in units of the radius, or of a shell where the domain is no sphere: inside
+    it, or up to `further` out where inputs are free, for neurons that bend little."""
+
+    box: Asker
+    centre: Float[Array, " d"]
+    radius: float
+    further: float
+    points: Array = field(init=False)
+    answers: Array = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.points = np.zeros((0, len(self.centre)))
+        self.answers = np.zeros((0, self.box.outputs))
+
+    def ask(self, points: Float[Array, "n d"], purpose: str) -> Float[Array, "n k"]:
+        return self.box.points(self.centre + self.radius * points, purpose)
+
+    def take(
+        self, count: int, rng: np.random.Generator, rows: Array | None = None
+    ) -> tuple[Float[Array, "n d"], Float[Array, "n k"]]:
+        """All points and answers, at least so many; `rows`: neurons that fresh points are to show
+        on either side of their bends."""
+        domain, missing = self.box.oracle.spec.domain, max(0, count - len(self.points))
+        points = rng.standard_normal((missing, len(self.centre)))
+        points /= np.linalg.norm(points, axis=1, keepdims=True)
+        if domain.sphere is None:
+            points *= rng.uniform(0.5, self.further if domain.unbounded else 1.0, (missing, 1))
+        if rows is not None:
+            points = awakened(points, rows, rng)  # so many have some that hardly ever fire
+        if missing:
+            self.points = np.concatenate([self.points, points])
+            self.answers = np.concatenate([self.answers, self.ask(points, "refinement")])
+        return self.points, self.answers
 
 
 def asking_around(box: Asker, centre: Float[Array, " d"]) -> Callable[[Array, str], Array]:

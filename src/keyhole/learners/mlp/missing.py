@@ -94,51 +94,6 @@ def add_missing(
     return CompletedNetwork(weights, points, answers)
 
 
-def other_bends(
-    weights: Weights,
-    points: Float[Array, "n d"],
-    answers: Float[Array, "n k"],
-    most: int = 5,
-) -> list[Weights]:
-    """Networks in which one neuron has another scale and bias, the likeliest first. What a neuron
-    whose bend was misread leaves of the answers lies along its own outer weights: that tells which
-    one it is, if all others fit. A bend has few look-alikes: those that explain most of the
-    neuron's part. Gated networks have none."""
-    if weights.gate is not None:
-        return []
-    homogeneous, phi = with_one(points), ACTIVATIONS[weights.activation]
-    hidden, _ = hidden_layer(weights, homogeneous)
-    left = _unexplained(orthonormal(np.column_stack([hidden, homogeneous])), answers)
-    _, vectors = np.linalg.eigh(left.T @ left)
-    sizes = np.maximum(np.linalg.norm(weights.outer, axis=0), TINY)
-    j = int(np.argmax(np.abs(vectors[:, -1] @ weights.outer) / sizes))
-    basis = orthonormal(np.column_stack([np.delete(hidden, j, axis=1), homogeneous]))
-    part = _unexplained(basis, answers) @ (weights.outer[:, j] / sizes[j])
-    row = weights.inner[j, :-1]
-    times = homogeneous[:, :-1] @ row
-    times, row = times / max(float(times.std()), TINY), row / max(float(times.std()), TINY)
-    scales, biases = np.logspace(-0.8, 0.8, 17), np.linspace(-6.0, 6.0, 41)
-    alike = np.full((len(scales) + 2, len(biases) + 2), -np.inf)  # with a rim
-    for i, scale in enumerate(scales):
-        table = _unexplained(basis, phi.value(scale * times[:, None] + biases))
-        size = np.maximum((table**2).sum(axis=0), TINY)
-        alike[i + 1, 1:-1] = (part @ table) ** 2 / size
-    core = alike[1:-1, 1:-1]
-    around = [alike[1 + i : 18 + i, 1 + k : 42 + k] for i in (-1, 0, 1) for k in (-1, 0, 1)]
-    peaks = np.argwhere(core >= np.max(around, axis=0))
-    peaks = peaks[np.argsort(-core[tuple(peaks.T)])][:most]
-    rivals = []
-    for i, k in peaks:
-        inner = weights.inner.copy()
-        inner[j] = np.append(scales[i] * row, biases[k])
-        rivals.append(Weights(inner, weights.outer, weights.affine, weights.activation))
-    return rivals
-
-
-def _unexplained(basis: Float[Array, "n c"], answers: Float[Array, "n k"]) -> Float[Array, "n k"]:
-    return np.asarray(answers - basis @ (basis.T @ answers))
-
-
 def awakened(
     points: Float[Array, "n d"],
     rows: Float[Array, "m e"],

@@ -11,8 +11,6 @@ Algebra.    Variable projection. With A the arguments of φ, the columns Φ = [�
             are solved densely: the normal matrix is, blockwise, (outerᵀ outer) * (Hᵀ H) with
             H = P (φ'(A) * x̃).
             A gated neuron φ(g) u has two blocks, φ'(g) u and φ(g); the scale of u is held.
-            Far from the end (`descend`) steps are damped, and a ridge on outer keeps neurons
-            that do the same from working against each other.
 Fails.      One neuron far from its place: the residual stalls, and says so.
 Source.     Golub and Pereyra (1973), Kaufman (1975), as in every separable least-squares problem.
 """
@@ -66,27 +64,16 @@ Maps = tuple[Callable[[Array], Array], Callable[[Array], Array], tuple[int, ...]
 
 @dataclass(frozen=True, eq=False)
 class EliminatedSpan:
-    """An orthonormal basis of what is eliminated: its rows at the points, and those of a ridge."""
+    """An orthonormal basis of what is eliminated."""
 
     points: Float[Array, "n c"]
-    ridge: Float[Array, "r c"]
 
     def project_out(self, values: Array) -> Array:
-        """What the span leaves of values at the points, and at the ridge, where they are zero."""
-        inside = self.points.T @ values
-        left = values - self.points @ inside
-        return np.concatenate([left, -self.ridge @ inside]) if len(self.ridge) else left
-
-    def return_to_points(self, residual: Array) -> Array:
-        """The transpose of `project_out`."""
-        split = len(self.points)
-        inside = self.points.T @ residual[:split]
-        if len(self.ridge):
-            inside += self.ridge.T @ residual[split:]
-        return np.asarray(residual[:split] - self.points @ inside)
+        """What the span leaves of values at the points."""
+        return np.asarray(values - self.points @ (self.points.T @ values))
 
     def rounded(self, kind: Any) -> "EliminatedSpan":
-        return EliminatedSpan(self.points.astype(kind), self.ridge.astype(kind))
+        return EliminatedSpan(self.points.astype(kind))
 
 
 class Linearised:
@@ -98,24 +85,18 @@ class Linearised:
         homogeneous: Array,
         answers: Array,
         options: RefinementOptions,
-        ridge: float = 0.0,
         maps: Maps | None = None,
     ) -> None:
         self.weights, self.homogeneous, self.options = weights, homogeneous, options
         self.maps = maps  # the preconditioner of a linearisation nearby, where that is dear
         self.hidden, self.slopes = hidden_layer(weights, homogeneous)
         columns = np.column_stack([self.hidden, homogeneous])
-        numbers = len(columns)
-        if ridge:  # rows whose answers are zero: they need not be kept
-            columns = np.vstack(
-                [columns, np.sqrt(ridge) * np.eye(weights.neurons, columns.shape[1])]
-            )
         self.norms = np.maximum(np.linalg.norm(columns, axis=0), TINY)
         # not the neurons that are silent at all points, or as good as that
         self.seen = self.norms > np.finfo(np.float64).eps ** 2 * self.norms.max()
         scaled = (columns / self.norms)[:, self.seen]
         basis, self.triangle = qr(scaled, mode="economic", check_finite=False)
-        self.span = EliminatedSpan(basis[:numbers], basis[numbers:])
+        self.span = EliminatedSpan(basis)
         self.residual = self.span.project_out(answers)
         self.left = max(len(columns) - basis.shape[1], 0) * answers.shape[1]  # numbers to explain
         self.linear = self.eliminated(answers)  # (m + e, k)
@@ -150,7 +131,7 @@ class Linearised:
         return self.span.project_out(self.hidden_change(self.free(step)) @ self.outer.T)
 
     def backward(self, residual: Array) -> Float[Array, "b m e"]:
-        seen = self.span.return_to_points(residual @ self.outer)
+        seen = self.span.project_out(residual @ self.outer)
         return self.free(np.stack([(slope * seen).T @ self.homogeneous for slope in self.slopes]))
 
     def solver(self) -> Solve:
@@ -311,7 +292,7 @@ class Linearised:
             return span.project_out(change @ outer.T)
 
         def backward(residual: Array) -> Array:
-            seen = span.return_to_points(residual.astype(short) @ outer)
+            seen = span.project_out(residual.astype(short) @ outer)
             step = np.stack([(slope * seen).T @ points for slope in slopes])
             return inward(self.free(step.astype(np.float64)))
 
@@ -383,34 +364,6 @@ def refine(
     return _finished(end.state, homogeneous, answers, end.steps, errors, rng)
 
 
-def descend(
-    weights: Weights,
-    points: Float[Array, "n d"],
-    answers: Float[Array, "n k"],
-    *,
-    ridge: float,
-    steps: int,
-    target: float = 0.0,
-    options: RefinementOptions | None = None,
-) -> tuple[Weights, float]:
-    """Damped steps from far away, until 20 of them take less than 3% off: the network, and the
-    root mean square of what it and the ridge on outer (per point) leave."""
-    options = RefinementOptions() if options is None else options
-    homogeneous = with_one(points)
-
-    def at(one: Weights) -> Linearised:
-        return Linearised(one, homogeneous, answers, options, ridge * len(points))
-
-    problem = Problem(
-        lambda state: float((state.residual**2).sum()),
-        lambda state: StepSolver(state, accuracy=0.03),
-        lambda state, step: at(stepped(state.weights, step)),
-    )
-    stopping = Stopping(steps=steps, target=target**2 * answers.size, window=19, share=0.03)
-    end = solve_problem(problem, at(weights), stopping)
-    return _with_linear_part(end.state), float(np.sqrt(end.cost / answers.size))
-
-
 class StepSolver:
     """The linear problem of a network whose linear part is eliminated, solved to an accuracy."""
 
@@ -447,7 +400,7 @@ def _finished(
     found = _with_linear_part(state)
     freedom = max(state.left - int(np.prod(state.shape)), 1)
     level = float(np.linalg.norm(state.residual) / np.sqrt(freedom))
-    whole = state.span.return_to_points(state.residual)
+    whole = state.span.project_out(state.residual)
     deviations = None
     if errors:
         draws = rng if rng is not None else np.random.default_rng(0)

@@ -6,7 +6,8 @@ Queries.    Second differences along one direction, at four places of a sphere.
 Algebra.    Where r is small they are nearly the same at all places, and what they differ by grows
             like r: one look in that range tells where they would differ by as much as they are.
             Differences over r / 4096 then tell a smooth network from a piecewise linear one, where
-            they vanish at most places.
+            they vanish at most places; where answers have few digits, whether twice the step makes
+            them four times as large, at the smallest size at which they do not drown.
             Second differences of an odd φ nearly cancel around zero, and differ by as much as they
             are at sizes that are far too small. What they differ by stops growing like r only where
             φ has bent: that finds the size for networks that are looked at there (`widened`).
@@ -72,15 +73,15 @@ def find_scale(
         options = replace(options, up=1.0 / options.down)
     limit = largest / np.sqrt(width)
     size, varied = min(options.start, limit / 2), 0.0
-    seen = False
+    bending = None  # the last size at which something bent
     for _ in range(options.looks):
         variation = _variation(ask, width, size, unit, rng, options)
-        if variation is None and not options.patient and (seen or size >= limit / 2):
+        if variation is None and not options.patient and (bending is not None or size >= limit / 2):
             break
         if variation is None:
             size = min(size * options.up, limit / 2)
             continue
-        seen, varied = True, variation
+        bending, varied = size, variation
         if varied < options.varied:
             size = min(size * options.target / max(varied, 1e-3), limit)
             if varied < 0.02 and size < limit:  # too far to extrapolate: look again
@@ -88,7 +89,10 @@ def find_scale(
                 continue
             return Scale(size, is_smooth(ask, width, size, unit, rng))
         size /= options.down
-    return Scale(size, smooth=False, affine=not seen)
+    if bending is None:
+        return Scale(size, smooth=False, affine=True)
+    # smaller ones drown: where answers have few digits, those of smooth networks, too
+    return Scale(bending, is_smooth(ask, width, bending, unit, rng))
 
 
 def _variation(

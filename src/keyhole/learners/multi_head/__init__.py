@@ -8,13 +8,21 @@ with the rest of a budget, skip finds a skip connection beside the heads, known_
 heads whose subspaces are given.
 """
 
+from keyhole.learners.multi_head.half_precision import (
+    CoarseValues,
+    measure_coarse_values,
+    measure_rounding,
+)
 from keyhole.learners.multi_head.known_subspaces import OrthogonalHeads
 from keyhole.learners.multi_head.learner import MultiHead
 from keyhole.learners.multi_head.validation import MultiHeadDiagnostics, find_counterexample
 
 __all__ = [
+    "CoarseValues",
     "MultiHead",
     "MultiHeadDiagnostics",
     "OrthogonalHeads",
     "find_counterexample",
+    "measure_coarse_values",
+    "measure_rounding",
 ]

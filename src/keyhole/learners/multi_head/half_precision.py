@@ -102,7 +102,7 @@ def learn_half_precision(
         start = solve_scores(single, maps, soft)
         fit, errors = fit_soft_answers(problem, start, (soft, longer))
         found = describe(problem, start, fit, prior)
-        level = level or measure_rounding(problem, longer, found.model)
+        level = level or measure_rounding(ask, rng, longer.tokens, longer.answers, found.model)
         off = fit.misfit * errors / level
         if off > options.misfit:
             trouble = Inconclusive(
@@ -238,7 +238,8 @@ def measure_value_maps(
     if bag is None:
         return "no bag of long tokens is decided"
     used = name_tokens_in_use(problem, single, bag)
-    tokens = np.concatenate([bag.tokens[used], bag.anchor[None]])
+    tokens = np.concatenate([np.zeros_like(bag.tokens), bag.anchor[None]])
+    tokens[used] = bag.tokens[used]  # in their places, which may matter
     tokens, base = ask_bags(problem, single, tokens[None])
     count, outputs = len(used), len(single.offset)
     scale = float(np.linalg.norm(bag.answer))
@@ -248,7 +249,7 @@ def measure_value_maps(
     if rest:
         return f"{count} tokens in use do not share out the width"
     maps = []
-    for number in range(count):
+    for number in used:
         moves = move_token(problem, single, tokens[0], base[0], number, rank)
         if len(moves.changes) < problem.width:
             return "heads leave the tokens in use when these are moved"
@@ -379,6 +380,44 @@ def shorten_moves(
     return MovedToken(np.concatenate(kept), np.concatenate(changes))
 
 
+@dataclass(frozen=True, eq=False)
+class CoarseValues:
+    """Value maps of all heads to a few per cent, the offset, and the size of the entries of tokens
+    at which attention is soft."""
+
+    offset: Float[Array, " D"]
+    maps: tuple[Float[Array, "d D"], ...]
+    size: float
+
+    @property
+    def rank(self) -> int:
+        return min(self.maps[0].shape) // len(self.maps)
+
+
+def measure_coarse_values(
+    ask: Asker, rng: np.random.Generator, options: HalfPrecisionOptions | None = None
+) -> CoarseValues | Refuted | Inconclusive:
+    """Value maps of a box that computes in half precision; what makes its scores may depend on
+    where tokens stand."""
+    options = options or HalfPrecisionOptions()
+    problem = HalfPrecisionProblem(ask, rng, options)
+    single = measure_single_tokens(problem)
+    if not isinstance(single, SingleTokens):
+        return single
+    hard = find_hard_size(problem, single)
+    if isinstance(hard, Inconclusive):
+        return hard
+    trouble = "no bag of long tokens showed the heads"
+    for _ in range(options.bags):
+        maps = measure_value_maps(problem, single, hard)
+        if isinstance(maps, str):
+            trouble = maps
+            continue
+        soft = SoftSequences.draw(problem, single, choose_length(problem, maps))
+        return CoarseValues(single.offset, tuple(maps), soft.size)
+    return Inconclusive(trouble)
+
+
 # -- Soft attention ----------------------------------------------------------------------------
 
 
@@ -436,17 +475,21 @@ class SoftSequences:
         )
 
 
-def measure_rounding(problem: HalfPrecisionProblem, soft: SoftSequences, model: Attention) -> float:
-    """Standard deviation of the rounding of a soft answer: neighbours of its tokens in the number
-    format are rounded otherwise. The model says what else the neighbours change, which is hardly
-    more than rounding itself: a rough model will do."""
-    old, answers = (
-        soft.tokens[-problem.options.neighbours :],
-        soft.answers[-problem.options.neighbours :],
-    )
-    signs = problem.rng.choice((-1.0, 1.0), old.shape)
-    new, others = problem.answer(old * (1.0 + 2.0 * problem.unit * signs), "precision")
-    gaps = (others - answers) - (model(new) - model(old))
+def measure_rounding(
+    ask: Asker,
+    rng: np.random.Generator,
+    tokens: Float[Array, "n length d"],
+    answers: Float[Array, "n D"],
+    model: Attention,
+) -> float:
+    """Standard deviation of the rounding of an answer to such tokens: neighbours of some of them in
+    the number format are rounded otherwise. The model says what else the neighbours change, which
+    is hardly more than rounding itself: a rough model will do."""
+    count = HalfPrecisionOptions().neighbours
+    old, answers = tokens[-count:], answers[-count:]
+    signs = rng.choice((-1.0, 1.0), old.shape)
+    new = ask.representable(old * (1.0 + 2.0 * ask.unit * signs))
+    gaps = (ask(new, "precision") - answers) - (model(new) - model(old))
     # the rounding of neighbours is related: 0.75 to 0.97 of it is seen
     return max(float(np.sqrt(np.mean(gaps**2) / 2.0)) / 0.86, TINY)
 

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from keyhole.learners.base import Diagnostics
-from keyhole.learners.positions.forward import Answered
 from keyhole.learners.positions.rotary_fit import Rotary
 from keyhole.learners.positions.values import ValueMaps
 from keyhole.measurement.asker import Asker
@@ -30,12 +29,10 @@ class PositionDiagnostics(Diagnostics):
 
 @dataclass(frozen=True, eq=False)
 class Candidate:
-    """A hypothesis before it is judged, and the queries that a fit to all answers may use."""
+    """A hypothesis before it is judged."""
 
     model: Attention
     errors: Attention
-    values: ValueMaps
-    answered: tuple[Answered, ...]
     floor: float
     notes: tuple[str, ...]
     diagnostics: PositionDiagnostics

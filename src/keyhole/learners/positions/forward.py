@@ -413,13 +413,14 @@ def differentiate_scores(layer: PlacedLayer, seen: Seen, head: int) -> Float[Arr
     mixed = np.swapaxes(seen.weights[:, :, head, None] * (off @ root.T) / errors, 1, 2)  # (n, r, m)
     turned, keys = seen.turned[:, :, head], seen.keys[:, :, head]
     count, length = turned.shape[:2]
-    by_key = turned[..., None] * seen.with_one[:, :, None]
     met = keys.copy()
     if seen.turns is not None:
         powers = seen.turns.powers[head]
         met[..., :size] = np.einsum("nmp,mpq->nmq", keys[..., :size], powers)
+    by_key = (mixed[:, :, None] * np.swapaxes(turned, 1, 2)[:, None]).reshape(count, -1, length)
     by_query = (mixed @ met)[..., None] * seen.with_one[:, -1][:, None, None]
-    blocks = [mixed @ by_key.reshape(count, length, -1), by_query.reshape(*mixed.shape[:2], -1)]
+    shape = *mixed.shape[:2], -1
+    blocks = [(by_key @ seen.with_one).reshape(shape), by_query.reshape(shape)]
     if seen.turns is not None and "turns" in layer.free:
         left, right = seen.turns.vectors[head], seen.turns.inverse[head]
         outer = (keys[..., :size] @ left)[..., None] * (seen.queries[:, head, :size] @ right.T)[
@@ -427,9 +428,7 @@ def differentiate_scores(layer: PlacedLayer, seen: Seen, head: int) -> Float[Arr
         ]
         outer = outer * seen.turns.quotients[head]
         found = (mixed @ outer.reshape(count, length, -1)).reshape(*mixed.shape[:2], size, size)
-        blocks.append(
-            (right.T @ found @ left.T).real.reshape(*mixed.shape[:2], -1).astype(mixed.dtype)
-        )
+        blocks.append((right.T @ found @ left.T).real.reshape(shape).astype(mixed.dtype))
     both = np.concatenate(blocks, axis=2)
     return np.asarray(both.reshape(-1, both.shape[2]))
 
@@ -476,34 +475,53 @@ def generate(frequencies: Float[Array, " n"]) -> Float[Array, "t t"]:
     return np.asarray(block_diag(*([[0.0, f], [-f, 0.0]] for f in frequencies)))
 
 
-def find_pairs(layer: PlacedLayer) -> tuple[PlacedLayer, Array] | None:
+def find_pairs(layer: PlacedLayer) -> tuple[PlacedLayer, Array]:
     """The layer in coordinates in which the turns are those of pairs, the fastest first, and their
-    rates (heads, pairs), growth + i frequency; None where something does not turn."""
+    rates (heads, pairs), growth + i frequency."""
     parts, size = layer.parts, layer.turning - 1
     keys, queries, turns = parts["keys"].copy(), parts["queries"].copy(), parts["turns"].copy()
     rates = np.zeros((len(turns), size // 2), complex)
     for h, own in enumerate(turns):
-        values, vectors = np.linalg.eig(own[:size, :size])
-        order = [k for k in np.argsort(-values.imag) if values[k].imag > 0.0]
-        if 2 * len(order) != size:
-            return None
-        basis = np.empty((size, size))
-        basis[:, ::2], basis[:, 1::2] = vectors[:, order].real, vectors[:, order].imag
+        basis, rates[h] = find_basis(own[:size, :size])
         keys[h, :size] = basis.T @ keys[h, :size]
         queries[h, :size] = np.linalg.solve(basis, queries[h, :size])
-        rates[h] = values[order]
         own[size, :size] = own[size, :size] @ basis
-        own[:size, :size] = block_diag(
-            *([[v.real, v.imag], [-v.imag, v.real]] for v in values[order])
-        )
+        own[:size, :size] = np.linalg.solve(basis, own[:size, :size] @ basis)
     return layer.with_parts({"keys": keys, "queries": queries, "turns": turns}), rates
 
 
+def find_basis(turns: Float[Array, "t t"]) -> tuple[Float[Array, "t t"], Array]:
+    """Two columns for each pair, the fastest first, and the rates of the pairs. Of those so slow
+    that answers do not show how they turn any columns will do: keys and queries follow."""
+    values, vectors = np.linalg.eig(turns)
+    order = [k for k in np.argsort(-values.imag) if values[k].imag > 0.0]
+    still = np.flatnonzero(values.imag == 0.0)
+    basis = np.empty(turns.shape)
+    seen = 2 * len(order)
+    basis[:, :seen:2], basis[:, 1:seen:2] = vectors[:, order].real, vectors[:, order].imag
+    basis[:, seen:] = np.linalg.qr(vectors[:, still].real)[0]
+    slow = values[still].real.reshape(-1, 2)[:, :1].ravel()
+    return basis, np.concatenate([values[order], slow])
+
+
 def turn_pairs(layer: PlacedLayer, frequencies: Float[Array, " n"]) -> PlacedLayer:
-    """The layer with pairs that turn by these frequencies in all heads, and only turn."""
-    turns = layer.parts["turns"].copy()
-    turns[:, :-1, :-1] = generate(frequencies)
+    """The layer with pairs that turn by these frequencies in all heads, and only turn; its
+    coordinates stay."""
+    turns, size = layer.parts["turns"].copy(), layer.turning - 1
+    for own in turns:
+        basis = find_basis(own[:size, :size])[0]
+        own[:size, :size] = np.linalg.solve(basis.T, (basis @ generate(frequencies)).T).T
     return replace(layer.with_parts({"turns": turns}), held=layer.held | {"turns"})
+
+
+def name_pairs(layer: PlacedLayer) -> PlacedLayer:
+    """A layer whose turns are held, in coordinates of its pairs; any other as it is."""
+    if "turns" not in layer.held:
+        return layer
+    paired, rates = find_pairs(layer)
+    turns, size = paired.parts["turns"].copy(), layer.turning - 1
+    turns[:, :size, :size] = [generate(own.imag) for own in rates]
+    return paired.with_parts({"turns": turns})
 
 
 def name_keys(layer: PlacedLayer) -> Float[Array, "h p e"]:
@@ -547,7 +565,7 @@ def anchor_vectors(layer: PlacedLayer) -> PlacedLayer:
     )
 
 
-def to_model(layer: PlacedLayer, like: Attention) -> Attention:
+def to_model(layer: PlacedLayer, like: Position | None) -> Attention:
     """The layer as a model, with what else is known of its positions."""
     layer = anchor_vectors(layer)
     parts, turning = layer.parts, layer.turning
@@ -558,7 +576,7 @@ def to_model(layer: PlacedLayer, like: Attention) -> Attention:
         right = parts["queries"][number, turning:, :-1]
         score = (left, right) if left.shape[1] else np.zeros((model_width(layer),) * 2)
         heads.append(Head(score, scores[number, :, -1], value))
-    return Attention(heads, parts["offset"], None, place(layer, like.position))
+    return Attention(heads, parts["offset"], None, place(layer, like))
 
 
 def model_width(layer: PlacedLayer) -> int:

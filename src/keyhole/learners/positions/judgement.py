@@ -12,6 +12,7 @@ When it fails.  Where the fit ends above the noise, the candidate's own verdict 
 Source.     Keyhole's own; docs/methods/positions.md.
 """
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 
@@ -22,6 +23,7 @@ from keyhole.errors import Counterexample
 from keyhole.learners.base import Hypothesis, Inconclusive, Refuted
 from keyhole.learners.positions.candidate import Candidate, rotary_base
 from keyhole.learners.positions.forward import (
+    Answered,
     PlacedLayer,
     center_table,
     count_freedom,
@@ -29,11 +31,19 @@ from keyhole.learners.positions.forward import (
     multiply_scores,
     multiply_values,
     name_keys,
+    name_pairs,
     to_layer,
     to_model,
     turn_pairs,
 )
-from keyhole.learners.positions.refinement import Doubts, draw_queries, find_natural_size, refine
+from keyhole.learners.positions.refinement import (
+    Doubts,
+    draw_queries,
+    find_natural_size,
+    refine,
+    refine_held,
+)
+from keyhole.learners.positions.values import ValueMaps
 from keyhole.measurement.asker import Asker
 from keyhole.measurement.evidence import Estimate, Evidence
 from keyhole.models.attention import Attention, Head
@@ -47,18 +57,26 @@ SIZE = 0.7  # entries of their tokens
 EXACT = 1e-5  # deviation, relative to the answers, below which a hypothesis is as good as exact:
 # at the farthest places angles in float32 are off by more
 VAGUE = 1e-2  # deviation, relative to the answers, that standard errors may explain at most
+RANKS = {1: 0.7, 4: 0.22, 16: 0.08}  # lengths of random sequences, in ranks of a head: shares
+LENGTHS_OF_PLACES = 6  # lengths of random sequences where each place has a vector
 NEARLY = 1e-2  # deviation, relative to the answers, below which stages have lost digits
 
 
 def conclude(
-    ask: Asker, rng: np.random.Generator, candidate: Candidate, window: int | None
+    ask: Asker,
+    rng: np.random.Generator,
+    candidate: Candidate,
+    values: ValueMaps,
+    answered: Sequence[Answered],
+    window: int | None,
 ) -> Hypothesis | Refuted | Inconclusive:
     """The hypothesis, if it predicts fresh sequences; where it misses them, the same refined on
-    all answers and as many random ones as there are unknowns per number in an answer."""
+    all answers (those of the value maps, and further ones that were `answered`) and as many random
+    ones as there are unknowns per number in an answer."""
     first = judge(ask, rng, candidate, window)
-    if first.exact or len(set(candidate.values.ranks)) > 1:
+    if first.exact or len(set(values.ranks)) > 1:
         return first.result
-    better = refine_candidate(ask, rng, candidate, window)
+    better = refine_candidate(ask, rng, candidate, values, answered, window)
     if isinstance(better, Candidate):
         return judge(ask, rng, better, window).result
     if isinstance(first.result, Inconclusive):
@@ -66,13 +84,16 @@ def conclude(
     return first.result
 
 
-def choose_lengths(ask: Asker, rank: int, window: int | None, vectors: bool) -> dict[int, float]:
-    """Tokens of random sequences: as many as a head has dimensions, mostly; far places in some, in
-    more where each has a vector of its own."""
+def choose_lengths(
+    ask: Asker, rank: int, window: int | None, vectors: bool, ranks: Mapping[int, float]
+) -> dict[int, float]:
+    """Tokens of random sequences and their shares, as they are given in ranks of a head; where each
+    place has a vector of its own, every one in many, and in some as that of the anchor."""
     limit = min(ask.oracle.spec.domain.max_length or np.inf, window or np.inf)
-    shares = {rank + 1: 0.7, 4 * rank: 0.22, 16 * rank: 0.08}
+    shares = {times * rank + (times == 1): share for times, share in ranks.items()}
     if vectors:
-        shares = {rank + 1: 0.3, 4 * rank: 0.3, int(limit): 0.4}
+        several = np.linspace(min(rank + 1, limit), limit, LENGTHS_OF_PLACES).astype(int)
+        shares = dict.fromkeys(several.tolist(), 1.0 / LENGTHS_OF_PLACES)
     lengths: dict[int, float] = {}
     for length, share in shares.items():
         fits = int(min(length, limit))
@@ -81,39 +102,38 @@ def choose_lengths(ask: Asker, rank: int, window: int | None, vectors: bool) -> 
 
 
 def refine_candidate(
-    ask: Asker, rng: np.random.Generator, candidate: Candidate, window: int | None
+    ask: Asker,
+    rng: np.random.Generator,
+    candidate: Candidate,
+    values: ValueMaps,
+    answered: Sequence[Answered],
+    window: int | None,
 ) -> Candidate | Inconclusive:
     """The candidate at the noise of the answers, if a fit comes there."""
-    values = candidate.values
     start = to_layer(candidate.model, values.ins, values.outs)
     count = int(np.ceil(count_freedom(start) / ask.outputs))
     size = find_natural_size(start, rng.spawn(1)[0])
-    lengths = choose_lengths(ask, values.ranks[0], window, "vectors" in start.parts)
+    lengths = choose_lengths(ask, values.ranks[0], window, "vectors" in start.parts, RANKS)
     drawn = draw_queries(ask, rng, count, size, lengths, "refinement")
-    answered = [*values.answered, *candidate.answered, *drawn]
-    refined, settling = refine(start, answered, rng.spawn(1)[0])
+    every = [*values.answered, *answered, *drawn]
+    refined, settling = refine(start, every, rng.spawn(1)[0])
     if refined.level <= ROUNDINGS and "turns" in start.parts:
-        paired = hold_turns(refined.layer, ask.noise)
-        if paired is None:
-            return Inconclusive("the fit to all answers ends at scores that do not turn")
-        refined, settling = refine(paired, answered, rng.spawn(1)[0])
+        held = hold_turns(refined.layer, ask.noise)
+        refined, settling = refine_held(refined, settling, held)
     if refined.level > ROUNDINGS:
         return Inconclusive(
             f"the fit to all answers ends {refined.level:.0f} times above their rounding"
         )
-    model = to_model(refined.layer, candidate.model)
-    doubts = Doubts.of(refined, settling)
-    errors = measure_errors(doubts, candidate.errors, model)
+    model = to_model(name_pairs(refined.layer), candidate.model.position)
+    doubted = candidate.errors.position
+    frequencies = None if doubted is None else doubted.frequencies
+    errors = measure_errors(Doubts.of(refined, settling), frequencies, model)
     return replace(candidate, model=model, errors=errors)
 
 
-def hold_turns(layer: PlacedLayer, noise: NoiseModel) -> PlacedLayer | None:
+def hold_turns(layer: PlacedLayer, noise: NoiseModel) -> PlacedLayer:
     """The layer with pairs that turn alike in all heads."""
-    found = find_pairs(layer)
-    if found is None:
-        return None
-    paired, rates = found
-    return turn_pairs(paired, name_frequencies(rates, noise))
+    return turn_pairs(layer, name_frequencies(find_pairs(layer)[1], noise))
 
 
 def name_frequencies(rates: Array, noise: NoiseModel) -> Array:
@@ -136,8 +156,8 @@ def name_frequencies(rates: Array, noise: NoiseModel) -> Array:
     return np.asarray(usual)
 
 
-def measure_errors(doubts: Doubts, like: Attention, model: Attention) -> Attention:
-    """Standard errors in the structure of the model."""
+def measure_errors(doubts: Doubts, frequencies: Array | None, model: Attention) -> Attention:
+    """Standard errors in the structure of the model, those of the frequencies as they are given."""
     scores, values = doubts.spread(multiply_scores), doubts.spread(multiply_values)
     heads = [
         Head(score[:, :-1], score[:, -1], value)
@@ -150,7 +170,7 @@ def measure_errors(doubts: Doubts, like: Attention, model: Attention) -> Attenti
 
     if position is not None:
         position = Position(
-            frequencies=None if position.keys is None else like.position.frequencies,  # type: ignore[union-attr]
+            frequencies=frequencies,
             keys=None if position.keys is None else doubts.spread(name_keys),
             queries=None if position.keys is None else spread("queries")[:, :last],
             bias=None if position.bias is None else doubts.spread(center_table),

@@ -34,9 +34,8 @@ from keyhole.learners.positions.candidate import (
     rotary_position,
     shorten_table,
 )
-from keyhole.learners.positions.forward import (
-    Answered,
-)
+from keyhole.learners.positions.few_digits import learn_in_few_digits
+from keyhole.learners.positions.forward import Answered
 from keyhole.learners.positions.judgement import conclude, judge
 from keyhole.learners.positions.kinds import BAG, PositionKind, differ, recognise_positions
 from keyhole.learners.positions.partial_rotary import learn_partial_rotary
@@ -77,6 +76,8 @@ class Positions:
         if not domain.unbounded:
             raise DomainError("positions are learned with tokens of any size")
         ask, longest = Asker(oracle, rounding=True), domain.max_length
+        if tells_nothing_alone(ask):
+            return run_strategies([("few digits", lambda: learn_in_few_digits(ask, rng, longest))])
         if self.sink:
             beside = learn_beside_sink(ask, rng, longest)
             return run_strategies([("sink", lambda: excuse_few_digits(beside, ask))])
@@ -118,6 +119,12 @@ class Positions:
         except KeyholeError as error:  # what was recognised is known, even if it was not learned
             error.findings = (*error.findings, kind.sentence)
             raise
+
+
+def tells_nothing_alone(ask: Asker) -> bool:
+    """Whether single answers have too few digits for any stage to decide by them."""
+    stated = ask.oracle.spec.precision
+    return stated is not None and ROUNDINGS**2 * stated.relative >= 1.0
 
 
 def excuse_few_digits(
@@ -256,8 +263,8 @@ def judge_rotary(
         unknowns += values.heads * (still * (2 * ask.width + 1) - still**2)
         notes.append(f"{2 * pairs} of the {values.ranks[0]} dimensions of a head turn.")
     floor = count_values(values, ask) + unknowns / ask.outputs
-    candidate = Candidate(model, doubt, values, answered, floor, tuple(notes), diagnostics)
-    result = conclude(ask, rng, candidate, kind.window)
+    candidate = Candidate(model, doubt, floor, tuple(notes), diagnostics)
+    result = conclude(ask, rng, candidate, values, answered, kind.window)
     if isinstance(result, Hypothesis) and best.single:
         noise = replace(ask.oracle.spec.precision or NoiseModel(), relative=SINGLE_ROUNDOFF)
         return replace(result, noise=noise)
@@ -301,7 +308,7 @@ def learn_as_sink(
     floor = count_values(values, ask) + unknowns / ask.outputs
     notes = ["The weights of the tokens do not sum to one: every head has a sink."]
     diagnostics = PositionDiagnostics(heads=values.heads, ranks=values.ranks, positions="sink")
-    candidate = Candidate(model, bars, values, (), floor, tuple(notes), diagnostics)
+    candidate = Candidate(model, bars, floor, tuple(notes), diagnostics)
     return judge(ask, rng, candidate, None).result
 
 
@@ -387,5 +394,5 @@ def learn_scores(
             replace(group, tokens=ask.representable(group.tokens - vectors[group.places]))
             for group in answered
         )
-    candidate = Candidate(model, errors, values, answered, floor, (kind.sentence,), diagnostics)
-    return conclude(ask, rng, candidate, kind.window)
+    candidate = Candidate(model, errors, floor, (kind.sentence,), diagnostics)
+    return conclude(ask, rng, candidate, values, answered, kind.window)

@@ -48,6 +48,7 @@ from keyhole.learners.positions.forward import (
     differentiate_scores,
     gather,
     join_alike,
+    name_pairs,
     pull,
     pull_tokens,
     push,
@@ -55,10 +56,12 @@ from keyhole.learners.positions.forward import (
 from keyhole.measurement.asker import Asker
 
 SCORES = ("keys", "queries", "turns")  # what makes the scores of a head, in this order
+VALUES = frozenset({"ins", "outs", "offset", "vectors"})  # what hard attention tells
 MATRICES = ("keys", "queries", "ins", "outs")  # one for each head; the derivative: outer products
 SHORTER = (1.0, 0.5, 0.2, 0.05)  # parts of a step that are tried, until the cost falls
 NEARLY = 0.05  # share of the residual left by a step below which its units serve for the next one
 DAMPING = 1e-4  # of the first step with exact units, which columns have the norm one
+ROUGH = 0.5  # share of the cost that steps with rough units take off, each, while they go on
 STEPS = 40  # with exact units; from a start off by a few per cent about four
 MOST = 300  # products for standard errors: along the gauge they would grow for ever
 ENOUGH = 1.5  # misfit in standard errors from which a further step would gain next to nothing
@@ -147,7 +150,8 @@ def scatter(
 
 def scale_of(squares: Array) -> Array:
     """One over the columns' norms; the gauge has none of its own."""
-    return np.asarray(1.0 / np.sqrt(np.maximum(squares, LEAST * squares.max(initial=0.0)) + TINY))
+    largest = squares.max(initial=0.0) or 1.0  # nothing shows where attention is hard
+    return np.asarray(1.0 / np.sqrt(np.maximum(squares, LEAST * largest)))
 
 
 @dataclass(frozen=True, eq=False)
@@ -176,6 +180,19 @@ class Information:
     normals: tuple[Array, ...] = ()
     sizes: Float[Array, "h u"] | None = None
 
+    def hold(self, layer: PlacedLayer) -> "Information":
+        """The same where more is known of what makes scores."""
+        if self.sizes is None:
+            return self
+        known = find_unknown(layer)
+        return replace(
+            self,
+            normals=tuple(
+                normal * mask * mask[:, None]
+                for normal, mask in zip(self.normals, known, strict=True)
+            ),
+        )
+
     def units(self, damping: float) -> "Units":
         if self.sizes is None:
             return Units(self.single)
@@ -187,23 +204,29 @@ class Information:
         return Units(self.single, Triangles(tuple(triangles), self.sizes))
 
 
+def find_unknown(layer: PlacedLayer) -> Float[Array, "h u"]:
+    """One where an entry of what makes the scores is unknown, else zero."""
+    parts = {name: np.ones_like(layer.parts[name]) for name in SCORES if name in layer.free}
+    masks = {name: mask for name, mask in layer.masks.items() if name in parts}
+    return join_scores({**parts, **masks}).astype(np.float32)
+
+
 def inform(layer: PlacedLayer, every: Sequence[Seen]) -> tuple[tuple[Array, ...], Array]:
     """The information on what makes the scores of each head, and the sizes of its unknowns."""
     normals, sizes = [], []
-    parts = {name: np.ones_like(layer.parts[name]) for name in SCORES if name in layer.free}
-    known = join_scores({**parts, **layer.masks})
-    for head in range(len(layer.parts["keys"])):
+    for head, unknown in enumerate(find_unknown(layer)):
         normal: Array | None = None
         for seen in every:
             if not seen.is_hard:  # such answers show values alone
-                rows = differentiate_scores(layer, seen, head) * known[head]
+                rows = differentiate_scores(layer, seen, head)
                 first = {} if normal is None else {"beta": 1.0, "c": normal, "overwrite_c": 1}
                 normal = ssyrk(1.0, rows.T, **first)
         assert normal is not None
         # what no answer shows (the key biases of what does not turn) has no size of its own
-        size = scale_of(normal.diagonal()).astype(np.float32)
-        normal *= size
-        normal *= size[:, None]
+        size = scale_of(unknown * normal.diagonal()).astype(np.float32)
+        scale = unknown * size
+        normal *= scale
+        normal *= scale[:, None]
         normals.append(normal)
         sizes.append(size)
     return tuple(normals), np.array(sizes)
@@ -228,12 +251,17 @@ class Units:
             return z
         return {**z, **split_scores(join_scores(step) / self.scores.sizes, z)}
 
-    def measure_adjoint(self, measured: Parts) -> Parts:
-        """The adjoint, in the unknowns."""
+    def adjoint_both(self, step: Parts, measured: Parts) -> Parts:
+        """The adjoint of `apply`, and that of `measure`, in one pass through the triangles."""
         if self.scores is None:
-            return measured
-        step = self.scores.adjoint(join_scores(measured) / self.scores.sizes)
-        return {**measured, **split_scores(step, measured)}
+            own = self.adjoint(step)
+            return {name: own[name] + part for name, part in measured.items()}
+        held = split_scores(join_scores(measured) / self.scores.sizes, measured)
+        both = self.adjoint({**step, **{name: step[name] + part for name, part in held.items()}})
+        return {
+            name: both[name] if name in held else both[name] + part
+            for name, part in measured.items()
+        }
 
     def _each(self, parts: Parts, way: str) -> Parts:
         found = {
@@ -319,8 +347,8 @@ class Linear:
 
         def pull_scaled(vector: Array) -> Array:
             answers, held = np.split(vector, [len(vector) - blocks.size])
-            seen = blocks.join(units.adjoint(self.mask(self.pull(answers))))
-            return seen + root * blocks.join(units.measure_adjoint(blocks.split(held)))
+            measured = blocks.split(root * held)
+            return blocks.join(units.adjoint_both(self.mask(self.pull(answers)), measured))
 
         return Scaled(push_scaled, pull_scaled)
 
@@ -489,15 +517,47 @@ def refine(
     start: PlacedLayer, groups: Sequence[Answered], rng: np.random.Generator
 ) -> tuple[Fit, Settling]:
     """The least squares solution near the start, and what its last steps were found with."""
-    begin = Fit.of(start, join_alike(groups))
+    groups = join_alike(groups)
+    # hard attention tells the values far better than a start of scores is, which comes first
+    told = start.held | VALUES
+    first = replace(start, held=told) if start.parts.keys() - told else start
+    rough = Stopping(steps=STEPS, target=0.0, damping=0.0, window=1, share=ROUGH)
+    settling = Settling(rng, False, Ending(window=25, least=0.1))
+    near = settling.settle(Fit.of(first, groups), rough).layer
+    settling = Settling(rng, True, Ending(window=25, least=0.01))
+    return settle_finely(Fit.of(replace(near, held=start.held), groups), settling)
+
+
+def search_layer(
+    start: PlacedLayer, groups: Sequence[Answered], rng: np.random.Generator
+) -> PlacedLayer:
+    """The layer that explains the answers, from small random scores: damped steps, in
+    which the answers see a matrix of low rank; the values, and what turns keys, follow."""
+    groups, layer = join_alike(groups), start
+    first = (VALUES - {"vectors"}) | {"turns"}
+    for held in (first, frozenset({"turns"}), frozenset[str]())[: 2 + ("turns" in start.parts)]:
+        begin = Fit.of(replace(layer, held=start.held | held), groups)
+        target = ENOUGH**2 * begin.freedom
+        far = Stopping(steps=2 * STEPS, target=target, damping=1.0, window=6, share=0.1)
+        layer = Settling(rng, False, Ending(window=25, least=0.1)).settle(begin, far).layer
+    return replace(layer, held=start.held)
+
+
+def refine_held(fit: Fit, settling: Settling, layer: PlacedLayer) -> tuple[Fit, Settling]:
+    """The solution from a fit on of a layer in which more is held, in the units of its steps."""
+    begin = Fit.of(layer, [seen.group for seen in fit.every])
+    if settling.information is not None:
+        begin = replace(begin, share=min(fit.share, NEARLY))
+        settling = replace(settling, information=settling.information.hold(layer))
+    return settle_finely(begin, settling)
+
+
+def settle_finely(begin: Fit, settling: Settling) -> tuple[Fit, Settling]:
     target = ENOUGH**2 * begin.freedom
-    rough = Stopping(steps=1, target=target, damping=0.0)
-    fit = Settling(rng, False, Ending(window=25, least=0.1)).settle(begin, rough)
     fine = Stopping(
         steps=STEPS, target=target, tolerance=1e-3, window=2, share=0.1, damping=DAMPING
     )
-    settling = Settling(rng, True, Ending(window=25, least=0.01))
-    return settling.settle(fit, fine), settling
+    return settling.settle(begin, fine), settling
 
 
 @dataclass(frozen=True, eq=False)
@@ -511,14 +571,19 @@ class Doubts:
     def of(cls, fit: Fit, settling: Settling, probes: int = 1) -> "Doubts":
         return cls(fit.layer, tuple(settling.doubt(fit) for _ in range(probes)))
 
+    @staticmethod
+    def view(layer: PlacedLayer) -> PlacedLayer:
+        """As layers are told: in pairs, less what all vectors share."""
+        return anchor_vectors(name_pairs(layer))
+
     def spread(self, measure: Callable[[PlacedLayer], Array]) -> Array:
         """Standard errors of what is computed from the parts: the change that a doubt makes; no
         entry of a matrix is known better than the usual one."""
-        own = measure(anchor_vectors(self.layer))
+        own = measure(self.view(self.layer))
         square = np.zeros(own.shape)
         for doubt in self.changes:
             parts = {name: self.layer.parts[name] + change for name, change in doubt.items()}
-            moved = anchor_vectors(self.layer.with_parts(parts))
+            moved = self.view(self.layer.with_parts(parts))
             square += (measure(moved) - own) ** 2 / len(self.changes)
         return smooth_errors(np.sqrt(square)) if square.ndim > 1 else np.sqrt(square)
 

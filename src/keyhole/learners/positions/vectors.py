@@ -50,10 +50,11 @@ def measure_vectors(
             if tries > 16:  # tokens tried until no head likes one: another anchor costs less
                 return Inconclusive("no token was found that every head leaves alone")
         vectors[place] = (answer @ inverse)[0]
-    alone = np.tile(ask.representable(values.anchor), (places - 1, 1, 1))
-    errors = ask.unit * np.abs(answers[1:]).max(axis=1)
+    alone = np.tile(ask.representable(values.anchor), (places, 1, 1))
+    alone[0], answers[0] = 0.0, values.offset  # what was asked of the first place
+    errors = ask.unit * np.abs(answers).max(axis=1)
     zeros = np.zeros(values.heads, dtype=int)
-    told = Answered(alone, zeros[:1], answers[1:], errors, np.arange(1, places), zeros)
+    told = Answered(alone, zeros[:1], answers, errors, np.arange(places), zeros)
     return vectors, (told,)
 
 

@@ -101,8 +101,11 @@ class FromTemplate:
 
     def expected_queries(self, spec: Spec) -> int | None:
         forward = Forward.of(self.module)
-        numbers = sum(rows for _, rows in ORDINARY) * forward.unknowns
-        return int(numbers / (spec.outputs or 1)) + len(LENGTHS) * len(ORDINARY)
+        lengths = find_lengths(forward, spec)
+        sizes = ORDINARY if find_pairs(forward, spec.width, lengths[0]) else SHORT
+        numbers = sum(rows for _, rows in sizes) * forward.unknowns
+        rounded_up = len(lengths) * len(sizes)
+        return int(numbers / count_outputs(forward, spec.width, lengths[0])) + rounded_up
 
     def learn(self, oracle: Oracle, rng: np.random.Generator) -> Hypothesis:
         domain = oracle.spec.domain
@@ -113,7 +116,7 @@ class FromTemplate:
             )
         until = time.process_time() + self.seconds
         forward = Forward.of(self.module)
-        lengths = find_lengths(forward, oracle)
+        lengths = find_lengths(forward, oracle.spec)
         ask = Asker(oracle, rounding=True)
         pairs = find_pairs(forward, ask.width, lengths[0])
         sizes = ORDINARY if pairs else SHORT
@@ -197,10 +200,10 @@ class _Answers:
         return bool(np.mean(residual**2) <= EXPLAINED)
 
 
-def find_lengths(forward: Forward, oracle: Oracle) -> tuple[int, ...]:
+def find_lengths(forward: Forward, spec: Spec) -> tuple[int, ...]:
     """Lengths that are asked: those that the template computes, up to what the box accepts; the
     longest that the template takes among them, where it has one."""
-    width, most = oracle.spec.width, oracle.spec.domain.max_length or LONGEST
+    width, most = spec.width, spec.domain.max_length or LONGEST
     weights, possible, reason = forward.weights, [], ""
     for length in range(1, min(most, LONGEST) + 1):
         try:

@@ -58,6 +58,7 @@ WIDTHS = (1.5, 3.0, 2.0)  # the same of starts that see single tokens alone, one
 SPREADS = (0.5, 0.3, 0.7)  # of weights that single tokens do not show, beside ordinary ones
 DEEP = 1e-18  # to which the fit goes before leaks become signs
 TURNS = 4  # patterns of signs that are drawn
+MORE_TURNS = 12  # where single tokens show a slice of the layers, and a start has cost far more
 GAIN = 0.8  # loss after a few steps over that before, from which more of them are worth while
 SHARPNESS = (2.0, 6.0, 20.0, 60.0)  # of what stands for ReLU, stage by stage
 
@@ -160,8 +161,9 @@ class Route(Protocol):
 
 class SingleTokens:
     """What single tokens show is found from these alone, down to the template's own neurons; then
-    queries and keys, with all. Tokens narrower than the stream do not show all of the hidden
-    layers: where queries and keys alone do not help, all is fitted on with the surplus."""
+    queries and keys, with all. Tokens narrower than the stream show a slice of the hidden layers
+    only, and the neurons that are left on a slice are mostly wrong beside it: there all answers are
+    explained with the surplus, which goes afterwards."""
 
     def __init__(
         self, template: Forward, pairs: Sequence[Pair], easy: Residuals, effort: Effort
@@ -170,10 +172,13 @@ class SingleTokens:
         self.template, self.easy, self.effort = template, easy, effort
         self.alone = Residuals(template, single)
         self.shown = find_shown(self.alone)
+        stream = max(template.shapes[pair.inner + ".weight"][1] for pair in pairs)
+        self.sliced = single[0].tokens.shape[2] < stream
+        level, turns = (FOUND, MORE_TURNS) if self.sliced else (PRUNED, TURNS)
         self.wides = [
             (
                 Wide(template, pairs, single, effort, factor, FOUND),
-                Wide(template, pairs, easy.data, effort, factor, PRUNED),
+                Wide(template, pairs, easy.data, effort, factor, level, turns),
             )
             for factor in WIDTHS
         ]
@@ -188,6 +193,11 @@ class SingleTokens:
             start = wide.descend(wide.draw(rng))
             if start.loss > limit(wide.residuals, SMOOTHED if wide.kinked else FOUND):
                 continue
+            if self.sliced:
+                ended = self.attach_wide(whole, start.weights, wide.shown, rng)
+                if ended is not None:
+                    return ended
+                continue
             ended = wide.end(start, self.alone, rng)
             if ended is None or ended.loss > limit(self.alone, FOUND):
                 continue
@@ -199,6 +209,13 @@ class SingleTokens:
                 continue
             return carry_on(self.easy, known.weights, self.effort)
         return None
+
+    def attach_wide(
+        self, whole: "Wide", known: Array, shown: Array, rng: np.random.Generator
+    ) -> Fitted | None:
+        """All answers with the surplus, then the template itself; None where it is given up."""
+        ended = self.attach(whole.residuals, known, shown, rng)
+        return whole.end(ended, self.easy, rng) if ended.loss <= whole.promising else None
 
     def attach(
         self, residuals: Residuals, known: Array, shown: Array, rng: np.random.Generator
@@ -251,6 +268,7 @@ class Wide:
         effort: starts, steps and time.
         factor: neurons over the template's.
         level: loss beside the answers' mean square at which surplus neurons go.
+        turns: patterns of signs that are drawn, at most.
     """
 
     def __init__(
@@ -261,8 +279,10 @@ class Wide:
         effort: Effort,
         factor: float,
         level: float,
+        turns: int = TURNS,
     ) -> None:
         self.template, self.pairs, self.data, self.effort = template, pairs, data, effort
+        self.turns = turns
         self.kinked = any(pair.kinked for pair in pairs)
         # starts that become as good as exact with a smooth function have made it sharp themselves
         self.exact = level == FOUND
@@ -333,7 +353,7 @@ class Wide:
         residuals = Residuals(stage, self.data)
         kept = [one for one in pruned.neurons if one.pair < len(self.pairs)]
         tried: list[bytes] = []
-        for turn in range(TURNS):
+        for turn in range(self.turns):
             pull = pull_leaks(
                 residuals, pruned.fitted.weights, kept, self.pairs, rng if turn else None
             )

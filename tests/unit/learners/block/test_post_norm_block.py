@@ -7,13 +7,11 @@ from keyhole.learners.block.box import Unclear, open_block
 from keyhole.learners.block.direction_fit import Directed, lengths
 from keyhole.learners.block.post_norm_block import (
     Behind,
-    BlockWeights,
     PostNormOptions,
     SphereAnswers,
     assemble,
     bends,
     cut_maps,
-    cut_rank,
     find_epsilon,
     find_maps,
     find_offset,
@@ -25,7 +23,6 @@ from keyhole.learners.block.post_norm_block import (
     polish_offset,
     select_tokens,
 )
-from keyhole.learners.block.scores import Soft, read_log_odds
 from keyhole.models.block import Block
 from keyhole.models.canonical import canonical_block
 from keyhole.models.mlp import outer_table
@@ -195,42 +192,6 @@ def test_offset_and_epsilon_through_the_network():
     assert np.isclose(epsilon, 1e-5, rtol=1e-6)
 
 
-def test_weights_are_read_through_the_network():
-    model, rng = secret(), np.random.default_rng(3)
-    sphere, whole = sphere_of(model)
-    for _ in range(2):
-        sphere.correct_norm(directed(model))
-    behind = Behind(directed(model), sphere.directions, 8)
-    truth = PLANE.T @ model.attention.offset
-    weights = BlockWeights(behind, maps_of(model), whole, truth, 1e-5)
-    anchor = rng.standard_normal((3, 8))
-    steps = 0.5 * rng.standard_normal((3, 2, 8))
-    asked = np.concatenate([anchor[:, None] + steps, anchor[:, None]], axis=1)
-    odds, rest = read_log_odds(weights, Soft(anchor, steps, model(asked)))
-    wanted = [np.einsum("nmd,nd->nm", steps, head.keys(anchor)) for head in model.attention.heads]
-    assert rest < 1e-7
-    assert np.allclose(odds, np.array(wanted).transpose(1, 0, 2), atol=1e-5)
-
-
-def test_where_equal_weights_lead_astray_random_ones_are_tried():
-    model, rng = secret("gelu"), np.random.default_rng(3)
-    sphere, whole = sphere_of(model)
-    for _ in range(2):
-        sphere.correct_norm(directed(model))
-    behind = Behind(directed(model), sphere.directions, 8)
-    truth = PLANE.T @ model.attention.offset
-    anchor = rng.standard_normal((40, 8))
-    steps = 6.0 * rng.standard_normal((40, 2, 8))
-    asked = np.concatenate([anchor[:, None] + steps, anchor[:, None]], axis=1)
-    soft = Soft(anchor, steps, model(asked))
-    once, often = (
-        BlockWeights(behind, maps_of(model), whole, truth, 1e-5, starts=starts)
-        for starts in (0, 12)
-    )
-    assert read_log_odds(once, soft)[1] > 1e-2
-    assert read_log_odds(often, soft)[1] < 1e-4
-
-
 def test_an_answer_tells_the_point_of_the_sphere():
     model, rng = secret("gelu"), np.random.default_rng(5)
     net = directed(model)
@@ -279,15 +240,6 @@ def test_relus_by_the_kinks_of_a_circle():
     ahead, wanted = net(points), truth(points)
     off = ahead / lengths(ahead) - wanted / lengths(wanted)
     assert np.abs(off).max() < 1e-5
-
-
-def test_a_score_is_cut_where_its_singular_values_fall():
-    rng = np.random.default_rng(0)
-    left, right = rng.standard_normal((6, 3)), rng.standard_normal((3, 6))
-    left[:, 2] *= 1e-5
-    cut_left, cut_right, _ = cut_rank(left, right, np.zeros(6))
-    assert cut_left.shape == (6, 2)
-    assert np.allclose(cut_left @ cut_right, left @ right, atol=1e-3)
 
 
 @pytest.mark.parametrize("pre", [True, False])

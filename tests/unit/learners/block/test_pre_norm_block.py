@@ -10,19 +10,18 @@ from keyhole.learners.block.pre_norm_block import (
     Frozen,
     PreNormOptions,
     ValuesOnSphere,
-    ask_sequences,
     bends,
     find_epsilons,
     find_maps,
     find_network,
     find_offset,
     find_relus,
-    find_scores,
     fit_network,
     has_kinks,
     seen_epsilon,
     token_of,
 )
+from keyhole.learners.block.pre_norm_mlp import lift_network
 from keyhole.learners.block.wide_network import fit_wide, turn_neurons
 from keyhole.learners.mlp import MlpLearner
 from keyhole.models.attention import Attention, Head
@@ -31,7 +30,7 @@ from keyhole.models.canonical import canonical_block
 from keyhole.models.mlp import Mlp, turned
 from keyhole.models.norm import Norm, kept_plane
 from keyhole.models.random import block
-from keyhole.oracles.base import Domain, Spec
+from keyhole.oracles.base import Spec
 from keyhole.oracles.function import FunctionOracle
 from keyhole.oracles.noise import NoiseModel
 from keyhole.oracles.queries import QueryBatch
@@ -52,7 +51,22 @@ def single(secret):
 def frozen_box(secret, coarse=False):
     box = open_block(single(secret) if coarse else FunctionOracle(secret, Spec(secret.width)))
     box(np.ones((1, 1, secret.width)) * np.pi, "format")
-    return Frozen(box, kept_plane(secret.width, "layer"))
+    return Frozen.measure(box, kept_plane(secret.width, "layer"), np.random.default_rng(9))
+
+
+def test_the_error_that_kinks_leave_is_measured():
+    relu = canonical_block(
+        block(np.random.default_rng(3), 16, heads=2, neurons=64, norm="pre", activation="relu")
+    )
+    frozen = frozen_box(relu, coarse=True)
+    context, rng = frozen.points(np.random.default_rng(1), 20), np.random.default_rng(2)
+    anchor = frozen.points(rng, 1)
+    alone = frozen.ask(context[:1, None][:, :0], anchor, "heads")
+    change = frozen.ask(context[:, None], np.repeat(anchor, 20, axis=0), "heads") - alone
+    layer, plane = relu.attention, frozen.plane
+    tokens = np.stack([context, np.repeat(anchor, 20, axis=0)], axis=1) @ plane.T
+    wanted = layer(tokens) - layer(anchor[:, None] @ plane.T)
+    assert np.sqrt(np.mean((change - wanted) ** 2)) < 3.0 * frozen.unit
 
 
 def attention_of(secret):
@@ -73,17 +87,10 @@ def test_heads_and_their_maps_are_seen_past_the_network(coarse, error):
 
 
 @pytest.mark.parametrize(("coarse", "error"), [(False, 1e-3), (True, 2e-2)])
-def test_scores_and_offset_from_the_maps(coarse, error):
+def test_the_offset_from_the_maps(coarse, error):
     rng = np.random.default_rng(1)
     frozen = frozen_box(SECRET, coarse)
-    plane = frozen.plane
-    maps = np.array([head.value.T @ plane for head in SECRET.attention.heads])
-    for (left, right, bias), head in zip(
-        find_scores(frozen, maps, OPTIONS.attention, rng), SECRET.attention.heads, strict=True
-    ):
-        assert left.shape[1] == 4
-        assert closest(left @ right, [plane.T @ head.score @ plane]) < 10.0 * error
-        assert np.allclose(plane @ bias, head.key_bias, atol=10.0 * error)
+    maps = np.array([head.value.T @ frozen.plane for head in SECRET.attention.heads])
     offset = find_offset(frozen, maps.sum(axis=0), rng)
     assert np.allclose(offset, SECRET.attention.offset, atol=error)
 
@@ -96,7 +103,8 @@ def test_the_network_and_the_epsilons_behind_a_known_attention():
     assert not network.linear.any()
     inner = SECRET.mlp.inner @ frozen.plane
     assert max(closest(row, inner) for row in network.inner) < 1e-5
-    found = find_epsilons(frozen, attention_of(SECRET), network, rng)
+    wide = lift_network(network, frozen.plane, 1.0)
+    found = find_epsilons(frozen, Block(SECRET.attention, wide, norm="pre"), rng)
     assert np.allclose(found, 1e-5, rtol=1e-3)
 
 
@@ -104,7 +112,7 @@ def test_second_derivatives_that_fail_are_asked_for_in_another_frame(monkeypatch
     width = 24  # second derivatives have room, and come first
     secret = block(np.random.default_rng(4), width, heads=1, neurons=6, norm="pre")
     secret = canonical_block(secret)
-    frozen = Frozen(open_block(FunctionOracle(secret, Spec(width))), kept_plane(width, "layer"))
+    frozen = frozen_box(secret)
     learn, tried = MlpLearner.learn, []
 
     def fail_first(learner, oracle, rng):
@@ -117,22 +125,6 @@ def test_second_derivatives_that_fail_are_asked_for_in_another_frame(monkeypatch
     network = find_network(frozen, attention_of(secret), OPTIONS, np.random.default_rng(5))
     assert tried == [0, 0]  # redundant neurons would take longer
     assert network.neurons == 6
-
-
-@pytest.mark.parametrize("heads", [1, 2, 4])
-def test_sequences_have_more_weights_than_the_scores_have_unknowns(heads):
-    secret = block(np.random.default_rng(0), 32, heads=heads, neurons=2, norm="pre")
-    box = open_block(FunctionOracle(secret, Spec(32)))
-    asked = ask_sequences(box, secret, 5, np.random.default_rng(1))
-    rank = 32 // heads
-    weights = sum(len(tokens) * (tokens.shape[1] - 1) for tokens, _ in asked)
-    assert weights > 1.5 * (2 * 32 * rank - rank**2 + rank)
-
-
-def test_sequences_are_as_long_as_the_box_takes():
-    box = open_block(FunctionOracle(SECRET, Spec(8, domain=Domain(max_length=3))))
-    asked = ask_sequences(box, SECRET, 5, np.random.default_rng(2))
-    assert {tokens.shape[1] for tokens, _ in asked} == {1, 2, 3}
 
 
 def test_a_stream_is_made_of_a_token():

@@ -167,3 +167,12 @@ def test_a_search_in_answers_less_exact_than_they_look_ends():
     assert found.outcome is Outcome.ILL_CONDITIONED
     floor = (36 * (2 * 9 + 8) + 8 * 9) / 8  # of as many gated neurons as are expected
     assert found.ledger.learning <= 41 * floor
+
+
+def test_few_digits_take_no_more_answers_than_many():
+    truth = smooth(12, 8, 6, 8, "silu")
+    box = keyhole.open_oracle(truth.astype(np.float32), width=8, sphere=8**0.5)
+    found = keyhole.recover(box, MlpLearner())
+    assert found.outcome is Outcome.RECOVERED
+    assert keyhole.distance(found.model, truth) < 1e-5
+    assert found.ledger.learning <= 8 * found.ledger.floor

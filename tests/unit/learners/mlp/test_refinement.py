@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from keyhole.learners.mlp.refinement import RefinementOptions, Weights, descend, refine
+from keyhole.learners.mlp.refinement import RefinementOptions, Weights, refine
 
 
 def teacher(rng, width=6, neurons=12, outputs=6, activation="gelu", gated=False):
@@ -53,23 +53,6 @@ def test_standard_errors_follow_the_noise():
         assert found.residual == pytest.approx(1e-6, rel=0.15)
         off.append((found.weights.inner - truth.inner) / found.errors.inner)
     assert 0.6 < np.sqrt(np.mean(np.square(off))) < 1.6
-
-
-def test_damped_steps_descend_from_far_away():
-    rng = np.random.default_rng(2)
-    truth = teacher(rng)
-    points = rng.standard_normal((120, 6))
-    start = Weights(
-        truth.inner + 0.1 * rng.standard_normal(truth.inner.shape),
-        truth.outer,
-        truth.affine,
-        "gelu",
-    )
-    answers = truth(points)
-    for options in (RefinementOptions(), RefinementOptions(dense=0)):
-        found, left = descend(start, points, answers, ridge=1e-16, steps=60, options=options)
-        assert left < 1e-5
-        assert np.abs(found(points) - answers).max() < 1e-4
 
 
 @pytest.mark.parametrize("gated", [False, True])

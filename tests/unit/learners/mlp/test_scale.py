@@ -43,3 +43,18 @@ def test_a_size_that_shows_the_bends_stays(activation):
 def test_the_domain_is_not_left():
     _, after = found_size("tanh", 0, largest=1.0)
     assert after <= 0.25
+
+
+@pytest.mark.parametrize(("activation", "smooth"), [("gelu", True), ("relu", False)])
+def test_few_digits_hide_small_bends_and_not_that_they_are_smooth(activation, smooth):
+    rng = np.random.default_rng(0)
+    rows, bias, outer = rng.standard_normal((10, 10)), rng.standard_normal(10) / 2, np.ones((1, 10))
+    secret = Mlp(rows / 10**0.5, bias, outer, activation=activation).astype(np.float32)
+
+    def ask(points, purpose):
+        return np.asarray(secret(points[:, None].astype(np.float32)), np.float64)
+
+    for seed in range(4):
+        scale = find_scale(ask, 10, 2.0**-24, np.random.default_rng(seed))
+        assert scale.smooth is smooth
+        assert not scale.affine

@@ -43,7 +43,7 @@ def test_answers_are_those_of_the_model(kind: str) -> None:
     truth = placed_layer(kind, 8, 2, 3)
     group = make_group(layer)
     assert np.allclose(group.answers, truth(group.tokens), atol=1e-12)
-    found = to_model(layer, truth)
+    found = to_model(layer, truth.position)
     assert np.allclose(found(group.tokens), group.answers, atol=1e-12)
     if found.position is not None and found.position.vectors is not None:
         assert not found.position.vectors[0].any()

@@ -23,7 +23,7 @@ def test_one_vector_per_place() -> None:
     true = truth.position.vectors - truth.position.vectors[0]
     vectors, (told,) = found
     assert np.abs(vectors - true).max() < 1e-7
-    assert told.tokens.shape == (23, 1, 8)
+    assert told.tokens.shape == (24, 1, 8)
     assert (told.lasts == np.arange(1, 24)).all()
     assert (
         np.abs(

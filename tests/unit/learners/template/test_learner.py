@@ -5,13 +5,16 @@ from tests.templates import AttentionHeads, Encoder, Pooled, TorchHeads, randomi
 
 import keyhole
 from keyhole import FromTemplate, Outcome
+from keyhole.oracles.base import Spec
 
 
 @pytest.mark.parametrize("kind", ["softmax", "sigmoid", "linear", "sink"])
 def test_scalar_attention_by_template(kind: str) -> None:
-    box = randomise(AttentionHeads(kind=kind), 5)
-    recovery = keyhole.recover(box, FromTemplate(AttentionHeads(kind=kind)))
+    box, learner = randomise(AttentionHeads(kind=kind), 5), FromTemplate(AttentionHeads(kind=kind))
+    recovery = keyhole.recover(box, learner)
     assert recovery.outcome is Outcome.RECOVERED
+    expected = learner.expected_queries(Spec(width=8))
+    assert expected == pytest.approx(recovery.ledger.by_purpose["template"], rel=0.02)
     unknowns = recovery.details["weights"]
     assert recovery.ledger.learning <= 8 * unknowns
     assert recovery.details["undetermined"] > 0  # a query and a key share a scale at least

@@ -15,7 +15,7 @@ from keyhole.learners.template.search import (
     limit,
     search,
 )
-from keyhole.learners.template.widening import find_pairs
+from keyhole.learners.template.widening import embed, find_pairs
 
 
 def answer(forward: Forward, size: float, rows: int, width: int) -> list[Answered]:
@@ -57,11 +57,11 @@ def test_time_that_is_up_returns_the_template_all_the_same() -> None:
     assert not best.explained
 
 
-def make_single_tokens(module: nn.Module) -> tuple[Forward, SingleTokens]:
+def make_single_tokens(module: nn.Module, width: int = 3) -> tuple[Forward, SingleTokens]:
     forward = Forward.of(randomise(module, 0))
-    residuals = Residuals(forward, answer(forward, 1.0, 60, 3))
+    residuals = Residuals(forward, answer(forward, 1.0, 60, width))
     effort = Effort(time.process_time() + 60.0)
-    return forward, SingleTokens(forward, find_pairs(forward, 3, 1), residuals, effort)
+    return forward, SingleTokens(forward, find_pairs(forward, width, 1), residuals, effort)
 
 
 def test_single_tokens_show_neither_queries_nor_keys() -> None:
@@ -81,6 +81,23 @@ def test_from_single_tokens_to_all(activation: nn.Module) -> None:
     assert found is not None
     assert found.loss <= EXPLAINED
     assert way.starts <= 8
+
+
+def test_a_slice_of_the_stream_is_told_from_the_whole() -> None:
+    assert make_single_tokens(Encoder(3, 4, 1, 4, 2))[1].sliced
+    assert not make_single_tokens(Encoder(3, 3, 1, 3, 2))[1].sliced
+
+
+def test_behind_narrow_tokens_the_surplus_goes_last() -> None:
+    forward, way = make_single_tokens(Encoder(3, 4, 1, 4, 4))
+    wide, whole = way.wides[0]
+    rng = np.random.default_rng(0)
+    start = embed(forward, whole.forward, forward.weights)
+    start += 1e-3 * rng.standard_normal(len(start))
+    found = way.attach_wide(whole, start, wide.shown, rng)
+    assert found is not None
+    assert found.loss <= EXPLAINED
+    assert len(found.weights) == forward.unknowns
 
 
 def test_levels_end_at_rounding() -> None:
