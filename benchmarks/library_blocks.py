@@ -8,6 +8,15 @@ import torch
 from torch import nn
 
 NEURONS = 4  # per number of a token
+# what a whole model has beside the layer: two layers, few words
+FEW = {"num_hidden_layers": 2, "vocab_size": 20, "max_position_embeddings": 64}
+SMALL = {
+    "GPT2": {"n_layer": 2, "vocab_size": 20, "n_positions": 64},
+    "Bert": FEW,
+    "ViT": {"num_hidden_layers": 2, "image_size": 32, "patch_size": 16},
+    "OPT": FEW,
+    "DistilBert": {"n_layers": 2, "vocab_size": 20, "max_position_embeddings": 64},
+}
 
 
 class LastToken(nn.Module):
@@ -49,26 +58,37 @@ def heads_of(width: int) -> int:
     return 4 if width >= 32 else 2
 
 
-def library_block(family: str, module: str, layer: str, **names: str) -> Callable[[int], nn.Module]:
+class LibraryBlock:
     """A block of `transformers`; names: what its settings are called there."""
 
-    def make(width: int) -> nn.Module:
-        import importlib
+    def __init__(self, family: str, module: str, layer: str, **names: str) -> None:
+        self.family, self.module, self.layer = family, module, layer
+        self.called = {"width": "hidden_size", "heads": "num_attention_heads"} | names
+        self.called.setdefault("neurons", "intermediate_size")
 
+    def configure(self, width: int, **more: Any) -> Any:
         import transformers
 
-        called = {"width": "hidden_size", "heads": "num_attention_heads"} | names
-        called.setdefault("neurons", "intermediate_size")
         sizes = {"width": width, "heads": heads_of(width), "neurons": NEURONS * width}
-        config = getattr(transformers, f"{family}Config")(
-            **{called[part]: size for part, size in sizes.items()}
+        config = getattr(transformers, f"{self.family}Config")(
+            **{self.called[part]: size for part, size in sizes.items()}, **more
         )
         config._attn_implementation = "eager"
-        home = importlib.import_module(f"transformers.models.{module}.modeling_{module}")
-        kind = getattr(home, layer)
-        return kind(config, 0) if family == "GPT2" else kind(config)
+        return config
 
-    return make
+    def __call__(self, width: int) -> nn.Module:
+        import importlib
+
+        home = importlib.import_module(f"transformers.models.{self.module}.modeling_{self.module}")
+        kind, config = getattr(home, self.layer), self.configure(width)
+        return kind(config, 0) if self.family == "GPT2" else kind(config)
+
+    def initialised(self, width: int) -> nn.Module:
+        """The first layer of a small model: a layer alone does not get the model's weights."""
+        import transformers
+
+        model = transformers.AutoModel.from_config(self.configure(width, **SMALL[self.family]))
+        return next(part for part in model.modules() if type(part).__name__ == self.layer)
 
 
 def torch_encoder(width: int, activation: str = "gelu") -> nn.Module:
@@ -79,13 +99,13 @@ def torch_encoder(width: int, activation: str = "gelu") -> nn.Module:
 
 LAYERS: dict[str, Callable[[int], nn.Module]] = {
     "a network behind a LayerNorm": NetworkBehindNorm,
-    "GPT-2": library_block("GPT2", "gpt2", "GPT2Block", width="n_embd", heads="n_head",
-                           neurons="n_inner"),
-    "ViT": library_block("ViT", "vit", "ViTLayer"),
-    "OPT": library_block("OPT", "opt", "OPTDecoderLayer", neurons="ffn_dim"),
-    "BERT": library_block("Bert", "bert", "BertLayer"),
-    "DistilBERT": library_block("DistilBert", "distilbert", "TransformerBlock", width="dim",
-                                heads="n_heads", neurons="hidden_dim"),
+    "GPT-2": LibraryBlock("GPT2", "gpt2", "GPT2Block", width="n_embd", heads="n_head",
+                          neurons="n_inner"),
+    "ViT": LibraryBlock("ViT", "vit", "ViTLayer"),
+    "OPT": LibraryBlock("OPT", "opt", "OPTDecoderLayer", neurons="ffn_dim"),
+    "BERT": LibraryBlock("Bert", "bert", "BertLayer"),
+    "DistilBERT": LibraryBlock("DistilBert", "distilbert", "TransformerBlock", width="dim",
+                               heads="n_heads", neurons="hidden_dim"),
     "torch encoder": torch_encoder,
     "torch encoder, ReLU": partial(torch_encoder, activation="relu"),
     "a network behind a LayerNorm, ReLU": partial(NetworkBehindNorm, activation=nn.ReLU),
@@ -98,7 +118,9 @@ def make_block(name: str, width: int, seed: int, initial: bool) -> nn.Module:
     """The layer in float64 whose weights are numbers of float32: matrices 1.4 / sqrt(inputs), gains
     1 ± 0.2, biases 0.3; `initial`: as the library initialises them."""
     torch.manual_seed(seed)
-    layer = LAYERS[name](width).eval()
+    make = LAYERS[name]
+    whole = initial and isinstance(make, LibraryBlock)
+    layer = (make.initialised(width) if whole else make(width)).eval()
     if not initial:
         with torch.no_grad():
             for part in layer.modules():

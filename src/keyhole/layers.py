@@ -3,27 +3,52 @@
 Every block of a local `transformers` folder is a box of its own: it is asked in place and recovered
 with a journal of its own, several at a time where there are processes for it. A block whose run is
 saved is not asked again, and one that was stopped half way continues from its journal, so that the
-same command, typed again after any kind of end, pays for no query twice.
+same command, typed again after any kind of end, pays for no query twice. At the end the
+whole model answers with the found blocks in the places of its own.
 """
 
 import html
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-from keyhole.arrays import whole_number
+import numpy as np
+
+from keyhole.arrays import Array, whole_number
 from keyhole.errors import FileFormatError, InvalidArgument
 from keyhole.models.block import Block
-from keyhole.models.stack import Stack
-from keyhole.oracles.hugging_face import load_folder
+from keyhole.models.stack import Stack, answer_everywhere
+from keyhole.oracles.hugging_face import load_folder, own_class
+from keyhole.oracles.noise import DETECTION
 from keyhole.processes import end_with_parent
 from keyhole.recovery import Progress, recover
 from keyhole.report.builder import Page, Row, Section, Table, write_page
 from keyhole.results import RUN_FILE, Outcome, Recovery, load
 from keyhole.targets import FOLDER
+
+ROWS, LENGTH = 8, 12  # of token numbers at which the whole model is compared
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """How the whole model answers with the found blocks in the places of its own.
+
+    Attributes:
+        largest: Difference of any number of its answers, which are logits where it has them.
+        spread: Of its own answers, root mean square.
+    """
+
+    largest: float
+    spread: float
+
+    def __str__(self) -> str:
+        return (
+            f"with these blocks in the model its answers move by at most {self.largest:.1e} "
+            f"(their spread is {self.spread:.1e})"
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,14 +58,22 @@ class Layers:
     Attributes:
         names: Of the parts that were asked.
         runs: A recovery for each of them.
+        agreement: Of the whole model with the blocks that were found; None for parts of blocks,
+            and where a block was not found, or the model does not read token numbers.
     """
 
     names: tuple[str, ...]
     runs: tuple[Recovery, ...]
+    agreement: Agreement | None = None
 
     @property
     def recovered(self) -> bool:
         return all(run.outcome is Outcome.RECOVERED for run in self.runs)
+
+    @property
+    def complete(self) -> bool:
+        """Whether each part was recovered, or has a model that predicts it."""
+        return all(run.outcome is Outcome.RECOVERED or predicts(run) for run in self.runs)
 
     @property
     def paid(self) -> int:
@@ -48,13 +81,7 @@ class Layers:
 
     def to_stack(self, *, causal: bool = False) -> Stack:
         """The blocks as one model; of whole blocks only."""
-        blocks: list[Block] = []
-        for model in (run.model for run in self.runs):
-            one = isinstance(model, Stack) and model.final_norm is None and model.positions is None
-            if not (one or isinstance(model, Block)):
-                raise InvalidArgument("a stack needs whole blocks; not all of these were recovered")
-            blocks += model.blocks if isinstance(model, Stack) else [model]
-        return Stack(blocks, causal=causal)
+        return Stack(blocks_of(self.runs), causal=causal)
 
     def __str__(self) -> str:
         lines = [f"{name}: {run}" for name, run in zip(self.names, self.runs, strict=True)]
@@ -71,6 +98,22 @@ class Layers:
             for row in cells
         )
         return f"<table><tr>{head}</tr>{rows}</table>"
+
+
+def predicts(run: Recovery) -> bool:
+    """Whether a run that recovered no parameters has a model that predicts its box."""
+    return run.model is not None and "predicts" in run.details
+
+
+def blocks_of(runs: Sequence[Recovery]) -> list[Block]:
+    """The blocks that were found, in order; raises InvalidArgument where one was not."""
+    blocks: list[Block] = []
+    for model in (run.model for run in runs):
+        one = isinstance(model, Stack) and model.final_norm is None and model.positions is None
+        if not (one or isinstance(model, Block)):
+            raise InvalidArgument("a stack needs whole blocks; not all of these were recovered")
+        blocks += model.blocks if isinstance(model, Stack) else [model]
+    return blocks
 
 
 def recover_layers(
@@ -118,14 +161,17 @@ def recover_layers(
     whole_number("processes", processes, 1)
     out = Path(out)
     out.mkdir(parents=True, exist_ok=True)
-    names = name_parts(load_folder(target.removeprefix(FOLDER)), part)
+    folder = target.removeprefix(FOLDER)
+    names = name_parts(load_folder(folder), part)
     tasks = [_Task(f"{target}#{name}", str(out / name), learner, dtype, seed) for name in names]
     runs: dict[str, Recovery] = {}
     for task, run in _finish(tasks, processes, asking):
         runs[task.place] = run
         if progress is not None:
             progress(Path(task.place).name, run)
-    layers = Layers(tuple(names), tuple(runs[task.place] for task in tasks))
+    found = tuple(runs[task.place] for task in tasks)
+    agreement = None if part else put_back(folder, names, found, dtype, seed)
+    layers = Layers(tuple(names), found, agreement)
     _write_page(layers, out)
     return layers
 
@@ -140,6 +186,51 @@ def name_parts(model: Any, part: str) -> list[str]:
     if not blocks:
         raise InvalidArgument(f"{type(model).__name__} has no list of blocks")
     return [f"{block}.{part}" if part else block for block in blocks]
+
+
+def put_back(
+    folder: str, names: Sequence[str], runs: Sequence[Recovery], dtype: str | None, seed: int
+) -> Agreement | None:
+    """The whole model's answers to random rows of token numbers, with its own blocks and with those
+    that were found; None where there is nothing to put back, or to ask."""
+    try:
+        blocks = blocks_of(runs)
+    except InvalidArgument:
+        return None
+    model = load_folder(folder, own_class(folder))
+    words = getattr(model.config, "vocab_size", None)
+    if len(blocks) != len(names) or words is None or model.main_input_name != "input_ids":
+        return None
+    import torch
+
+    if dtype is not None:
+        model.to(getattr(torch, dtype))
+    rows = np.random.default_rng(seed).integers(words, size=(ROWS, LENGTH))
+
+    def answer(rows: Array) -> Array:
+        with torch.no_grad():
+            return np.asarray(model(input_ids=torch.as_tensor(rows))[0].double().numpy())
+
+    own, later = answer(rows), rows.copy()
+    later[:, -1] = (later[:, -1] + 1) % words
+    # a causal model's answers at a place do not depend on what comes later
+    rounding = float(torch.finfo(model.dtype).eps) * np.abs(own).max()
+    causal = bool(np.abs(answer(later) - own)[:, :-1].max() <= DETECTION * rounding)
+
+    def in_place(block: Block) -> Callable[..., Any]:
+        def hook(module: Any, given: tuple[Any, ...], named: dict[str, Any], answer: Any) -> Any:
+            tokens = given[0] if given else named["hidden_states"]
+            found = answer_everywhere(block, tokens.double().numpy(), causal)
+            stream = torch.as_tensor(found).to(tokens)
+            return (stream, *answer[1:]) if isinstance(answer, tuple) else stream
+
+        return hook
+
+    for name, block in zip(names, blocks, strict=True):
+        part = model.base_model.get_submodule(name)
+        part.register_forward_hook(in_place(block), with_kwargs=True)
+    spread = own - own.mean(axis=(0, 1))
+    return Agreement(float(np.abs(answer(rows) - own).max()), float(np.sqrt(np.mean(spread**2))))
 
 
 @dataclass(frozen=True)
@@ -183,7 +274,7 @@ def _saved(task: _Task) -> Recovery | None:
     except FileFormatError:
         return None  # its journal is still there
     same = run.run.get("seed") == task.seed and run.run.get("part") == task.target
-    return run if same and run.outcome is Outcome.RECOVERED else None
+    return run if same and (run.outcome is Outcome.RECOVERED or predicts(run)) else None
 
 
 def _recover_part(task: _Task, asking: Callable[[Progress], None] | None = None) -> Recovery:
@@ -211,28 +302,34 @@ def _recover_part(task: _Task, asking: Callable[[Progress], None] | None = None)
 def build_page(layers: Layers) -> Page:
     """All parts on one page, each with a link to its own report."""
     good = sum(run.outcome is Outcome.RECOVERED for run in layers.runs)
+    fair = sum(predicts(run) for run in layers.runs)
     total = len(layers.runs)
     rows = [
         Row(
             (
                 name,
-                run.outcome.name.replace("_", " ").lower(),
+                "predicts" if predicts(run) else run.outcome.name.replace("_", " ").lower(),
                 f"{run.ledger.paid:,}",
                 "none" if run.model is None else str(run.model),
                 run.reason,
             ),
-            "good" if run.outcome is Outcome.RECOVERED else "bad",
+            "good" if run.outcome is Outcome.RECOVERED else "fair" if predicts(run) else "bad",
             f"{name}/report.html",
         )
         for name, run in zip(layers.names, layers.runs, strict=True)
     ]
     table = Table(("part", "outcome", "queries", "model", "reason"), tuple(rows))
+    facts = [("Parts", f"{total:,}", ""), ("Queries", f"{layers.paid:,}", "for all of them")]
+    if layers.agreement is not None:
+        moved = f"{layers.agreement.largest:.1e}"
+        facts.append(("Answers move by", moved, "at most, with these blocks in the model"))
+    more = f"; {fair} more have a model that predicts" if fair else ""
     return Page(
-        f"{good} of {total} parts of the model were recovered.",
+        f"{good} of {total} parts of the model were recovered{more}.",
         "layers",
-        "good" if good == total else "fair" if good else "bad",
+        "good" if good == total else "fair" if good + fair else "bad",
         "recovered" if good == total else f"{total - good} not recovered",
-        facts=(("Parts", f"{total:,}", ""), ("Queries", f"{layers.paid:,}", "for all of them")),
+        facts=tuple(facts),
         sections=(Section("Parts", table=table),),
     )
 

@@ -67,3 +67,18 @@ def test_names_of_the_parts():
 def test_only_folders_have_blocks(tmp_path):
     with pytest.raises(keyhole.InvalidArgument, match="hf:FOLDER"):
         recover_layers("package:model", tmp_path)
+
+
+def test_blocks_as_initialised_predict_and_go_back_into_the_model(tmp_path):
+    torch.manual_seed(0)
+    config = transformers.GPT2Config(
+        n_embd=16, n_layer=2, n_head=2, n_positions=64, vocab_size=50, bos_token_id=0,
+        eos_token_id=0,
+    )  # fmt: skip
+    transformers.GPT2LMHeadModel(config).eval().save_pretrained(tmp_path / "gpt2")
+    found = recover_layers(f"hf:{tmp_path / 'gpt2'}", tmp_path / "runs")
+    assert found.complete
+    assert not found.recovered
+    assert all("not determined" in run.reason for run in found.runs)
+    assert found.agreement.largest < 0.05 * found.agreement.spread
+    assert "2 more have a model that predicts" in (tmp_path / "runs" / "index.html").read_text()

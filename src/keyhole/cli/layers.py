@@ -24,7 +24,7 @@ def layers(
 ) -> None:
     """Recovers every block of a model in a folder; typed again, it continues where it was."""
     from keyhole.cli.progress import shown
-    from keyhole.layers import recover_layers
+    from keyhole.layers import predicts, recover_layers
     from keyhole.results import Recovery
 
     done = 0
@@ -49,14 +49,25 @@ def layers(
         )
     if as_json:
         parts = [
-            {"part": name, "outcome": run.outcome.name, "queries": run.ledger.paid}
+            {
+                "part": name,
+                "outcome": run.outcome.name,
+                "queries": run.ledger.paid,
+                "predicts": run.details.get("predicts"),
+            }
             for name, run in zip(found.names, found.runs, strict=True)
         ]
-        typer.echo(json.dumps({"parts": parts, "queries": found.paid, "out": str(out)}))
+        moved = None if found.agreement is None else vars(found.agreement)
+        answer = {"parts": parts, "queries": found.paid, "agreement": moved, "out": str(out)}
+        typer.echo(json.dumps(answer))
     else:
         count = sum(run.outcome.name == "RECOVERED" for run in found.runs)
+        predicted = sum(predicts(run) for run in found.runs)
+        more = f", {predicted} predicted," if predicted else ""
+        if found.agreement is not None:
+            typer.echo(str(found.agreement))
         typer.echo(
-            f"{count} of {len(found.runs)} parts recovered with {found.paid:,} queries: "
+            f"{count} of {len(found.runs)} parts recovered{more} with {found.paid:,} queries: "
             f"open {out / 'index.html'} in a browser"
         )
-    raise typer.Exit(Exit.OK if found.recovered else Exit.DIFFERS)
+    raise typer.Exit(Exit.OK if found.complete else Exit.DIFFERS)

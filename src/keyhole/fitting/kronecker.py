@@ -12,7 +12,7 @@ When it fails. Rows of very unequal leverage make any such units bad: `equal_lev
 Source.     Martens, Grosse (2015); George et al. (2018) for D in the eigenbasis.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -55,6 +55,11 @@ class Probed:
 
     pulled: Sequence[Mapping[str, Float[Array, "n p"]]]
     reads: Mapping[str, Float[Array, "n q"]]
+
+    def only(self, names: Collection[str]) -> "Probed":
+        """The same for matrices and vectors of these names."""
+        some = [{name: g for name, g in one.items() if name in names} for one in self.pulled]
+        return Probed(some, self.reads)
 
 
 def find_units(probed: Sequence[Probed], weights: Sequence[Array]) -> Units:

@@ -188,10 +188,14 @@ def settle(
     rng: np.random.Generator,
     probes: int = 4,
     names: Collection[str] | None = None,
+    steady: bool = False,
 ) -> State:
-    """Damped steps from a start, with the network's weights, of the parameters of these names."""
+    """Damped steps from a start, with the network's weights, of the parameters of these names.
+    Where what matrices read hardly changes (`steady`), the units of the first step do for all."""
     held = np.concatenate([np.full(int(np.prod(shape)), names is not None and name not in names)
                            for name, shape in network.blocks.shapes])  # fmt: skip
+
+    known: Units = {}
 
     def linearize(state: State) -> System:
         if network.few:
@@ -199,9 +203,12 @@ def settle(
             jacobian[:, held] = 0.0
             return JacobianSystem(state.residual, jacobian)
         at = network.linearize(state.parts)
-        units = find_units(at.probe(probes, rng), at.weights)
-        if names is not None:
-            units = {name: unit for name, unit in units.items() if name in names}
+        if not known or not steady:
+            probed = at.probe(probes, rng)
+            if names is not None:
+                probed = [one.only(names) for one in probed]
+            known.update(find_units(probed, at.weights))
+        units = dict(known)
 
         def to_step(z: Array) -> Array:
             return network.blocks.join(unscale(z, units, network.blocks)).astype(np.float64)

@@ -67,6 +67,13 @@ def load_folder(folder: str | Path, loader: str = "AutoModel") -> Any:
     return model.eval()
 
 
+def own_class(folder: str | Path) -> str:
+    """The name of the class that wrote the model in a folder."""
+    transformers = need("transformers", "hf", "a transformers model")
+    config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
+    return str((config.architectures or ["AutoModel"])[0])
+
+
 def within_positions(domain: Domain, config: Any) -> Domain:
     """The domain, with sequences no longer than the model has positions for."""
     positions = getattr(config, "max_position_embeddings", None)

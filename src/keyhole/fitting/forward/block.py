@@ -15,6 +15,7 @@ Algebra.    One pass in double precision keeps what both products need (`Tape`);
               read     (R, k+1)  queries of all heads      left{h}   (k, r)    keys of one head
               value{h} (v, k)    values of one head        out       (o, V+1)  of all heads
               inner, gate (m, k+1), outer (o, m+1)         the network
+              skip (o, k+1)                                its linear part, where it has its own
             and the vectors epsilons (their logarithms), gain, last_gain, last_bias.
 When it fails. Nowhere.
 """
@@ -37,7 +38,12 @@ Parts = dict[str, Array]
 @dataclass(frozen=True)
 class Form:
     """What is not fitted: the ranks of the scores and values of every head (none: a network alone)
-    and the activation (None: attention alone)."""
+    and the activation (None: attention alone).
+
+    apart: the network's linear part is a matrix of its own, `skip`, and its neurons bend without
+    one, φ(a) - slope a / 2. The functions are the same, and where neurons hardly bend, what they
+    add to the linear part does not hide how they bend.
+    """
 
     norm: str
     kind: str
@@ -47,6 +53,7 @@ class Form:
     activation: str | None
     gated: bool = False
     parallel: bool = False
+    apart: bool = False
 
     @property
     def heads(self) -> int:
@@ -184,6 +191,10 @@ class Tape:
             hidden = move if hidden is None else hidden + move
         assert hidden is not None
         stream = hidden @ self.parts["outer"][:, :-1].T
+        if self.form.apart:
+            stream += self.reads["skip"] @ moves["skip"].T
+            if turn is not None:
+                stream += turn @ self.parts["skip"][:, :-1].T
         return np.asarray(stream + self.reads["outer"] @ moves["outer"].T)
 
     # -- backwards ---------------------------------------------------------------------------
@@ -207,6 +218,9 @@ class Tape:
                 if form.heads:
                     moved = found[name] @ parts[name][:, :-1]
                     turn = moved if turn is None else turn + moved
+            if form.apart:
+                found["skip"] = stream
+                turn = None if turn is None else turn + stream @ parts["skip"][:, :-1]
         if form.whole:
             assert self.first is not None
             assert turn is not None
@@ -286,6 +300,9 @@ def run_block(
         hidden, gates = _bend(form, parts, reads["inner"])
         reads["outer"] = with_one(hidden)
         stream = stream + reads["outer"] @ parts["outer"].T
+        if form.apart:
+            reads["skip"] = reads["inner"]
+            stream = stream + reads["skip"] @ parts["skip"].T
     last = None if pre else Norming.of(stream, epsilons[-1], form.width)
     answers = stream
     if last is not None:
@@ -333,7 +350,8 @@ def _bend(form: Form, parts: Parts, x: Float[Array, "n k"]) -> tuple[Array, dict
     assert form.activation is not None
     phi, linear = ACTIVATIONS[form.activation], x @ parts["inner"].T
     if not form.gated:
-        return phi.value(linear), {"inner": phi.first(linear)}
+        half = 0.5 * phi.slope if form.apart else 0.0
+        return phi.value(linear) - half * linear, {"inner": phi.first(linear) - half}
     bent = x @ parts["gate"].T
     value = phi.value(bent)
     return value * linear, {"inner": value, "gate": phi.first(bent) * linear}

@@ -12,7 +12,8 @@ Algebra.    One file per form, and three ways through them. Attention alone: its
             network on a sphere; no norm: by the learners of the parts (`delegate`). Standard
             errors: from the fit where there is one, else by the same algebra on answers perturbed
             by as much as the box rounds. Where none of these finds single neurons, as where a
-            network is nearly linear, a block that predicts is offered instead (`prediction`).
+            network is nearly linear, a block that predicts is offered instead (`prediction`); at
+            once where the network bends so nearly alike at all tokens that they cannot find them.
 Fails.      A box that is none of the forms that are solved may still be a block: it is then said
             to be ill-conditioned, not rejected. Answers that are no vectors of the box's width, and
             a promised place of the norm that is not borne out, are WrongFamily; tokens of limited
@@ -61,7 +62,7 @@ from keyhole.learners.block.pre_norm_attention import (
 from keyhole.learners.block.pre_norm_block import bends as bends_behind_pre_norm
 from keyhole.learners.block.pre_norm_block import find_pre_norm_block
 from keyhole.learners.block.pre_norm_mlp import learn_pre_norm_mlp
-from keyhole.learners.block.prediction import predict_block
+from keyhole.learners.block.prediction import bends_alike, predict_block
 from keyhole.learners.block.refinement import (
     Pairs,
     Refined,
@@ -193,10 +194,16 @@ def list_strategies(
         ],
     }
 
-    def predict() -> Result:
-        return predict_block(box, place, attention, rng)
+    def is_alike() -> bool:
+        return bends_alike(box, place, rng.spawn(1)[0])
 
-    return [*ways[place, attention, network], ("a block that predicts", predict)]
+    def predict(alike: bool) -> tuple[str, Callable[[], Result]]:
+        return "a block that predicts", lambda: predict_block(
+            box, place, attention, alike or (not network and is_alike()), rng
+        )
+
+    others = ways[place, attention, network]
+    return [predict(True), *others] if network and is_alike() else [*others, predict(False)]
 
 
 # --- what the box is ------------------------------------------------------------------------------

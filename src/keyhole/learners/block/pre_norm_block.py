@@ -559,8 +559,7 @@ def bends(box: Asker, rng: np.random.Generator) -> bool:
     """Whether a single token's answer beside the residual bends: attention alone adds an affine
     function of the normalised token, whose values at x and -x have one sum for all x."""
     points = rng.standard_normal((2, box.width))
-    tokens = 1e3 * np.concatenate([points, -points])
-    tokens = box.representable(tokens)
+    tokens = box.representable(np.concatenate([points, -points]))
     beside = box(tokens[:, None], "network") - tokens
     sums = beside[:2] + beside[2:]
     size = float(np.abs(tokens).max() * box.error + 1e-6 * np.abs(beside).max())
