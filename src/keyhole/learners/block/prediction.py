@@ -126,8 +126,9 @@ def bends_alike(box: Asker, norm: str, rng: np.random.Generator) -> bool:
     noise = np.sqrt(6.0) * rounding / (4.0 * waves[2])  # of a second difference of step one
     off = 2.0 * np.sqrt(noise * 4.0 / 3.0 * change)
     border = float(DETECTION * np.sqrt(EXPECTED * box.width) * off)
-    note_decision("a network bends alike everywhere", change <= border, margin_of(change, border))
-    return bool(change <= border)
+    alike = bool(change <= border)
+    note_decision("a network bends alike everywhere", alike, margin_of(change, border))
+    return alike
 
 
 def predict_block(

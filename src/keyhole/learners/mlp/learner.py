@@ -191,9 +191,11 @@ class MlpLearner:
         if blurred:  # every try draws a frame, which may hide a neuron
             frames.append(("Hessians in another frame", hessians[1]))
         crowded = 2 * room_for_neurons(width) < self._expected(width)
+        if afar and not blurred:  # a path says more than redundant neurons would
+            return [path, *frames]
         if blurred or crowded:
             return [*([path] if afar else []), redundant, *frames]
-        return [path, *frames] if afar else [*frames, redundant]
+        return [*frames, redundant]
 
     def _is_seen_from_afar(self, box: Asker, scale: Scale, rng: np.random.Generator) -> bool:
         """Whether inputs may be of any size, and the network bends there by more than rounding."""

@@ -250,7 +250,7 @@ def measure_value_maps(
         return f"{count} tokens in use do not share out the width"
     maps = []
     for number in used:
-        moves = move_token(problem, single, tokens[0], base[0], number, rank)
+        moves = move_token(problem, single, tokens[0], base[0], int(number), rank)
         if len(moves.changes) < problem.width:
             return "heads leave the tokens in use when these are moved"
         maps.append(moves.solve_map(rank))
