@@ -71,7 +71,10 @@ def test_relus_beside_a_norm_in_single_precision(norm):
     found = keyhole.recover(coarse(secret), keyhole.BlockLearner())
     assert found.outcome is keyhole.Outcome.RECOVERED
     assert found.model.mlp.neurons == NEURONS
-    assert distance(canonical_block(found.model), canonical_block(secret)) < 1e-3
+    # a neuron that few answers show is known to a few digits; answers are those of the box
+    assert distance(canonical_block(found.model), canonical_block(secret)) < 5e-3
+    fresh = np.random.default_rng(1).standard_normal((50, 1, WIDTH))
+    assert np.abs(found.model(fresh) - secret(fresh)).max() < 1e-5
     assert found.ledger.paid < 60.0 * found.ledger.floor
     fresh = np.random.default_rng(2).standard_normal((50, 1, WIDTH))
     answers = secret(fresh)
