@@ -186,8 +186,8 @@ def tell_shortfall(alike: bool, attention: bool, off: float) -> str:
         else f"no way told {parts} apart"
     )
     return (
-        f"{reason}: their number and weights are not determined. The function is: the model, a "
-        "block fitted to random sequences, predicts fresh answers to "
+        f"{reason}: their number and weights are not determined by what was asked. The function "
+        "is: the model, a block fitted to random sequences, predicts fresh answers to "
         f"{off:.1e} of their spread (root mean square)"
     )
 
